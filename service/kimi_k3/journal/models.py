@@ -1,0 +1,240 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What stands in the state directory: one file per writer, each a versioned record.
+
+The journal is the only contract between the engine's processes, the supervisor and the sidecar.
+A number that nobody measured is ``None`` (JSON ``null``), never 0. Times are UTC. Every record
+names the start it belongs to (``start_id``), so a file left behind by an earlier start is seen as
+such and never mixed into the present one.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Final, Literal
+
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt
+
+from kimi_k3.journal.phases import Phase
+
+SCHEMA_VERSION: Final = 1
+SUPERVISOR_FILE = "supervisor.json"
+RANK_FILE_PATTERN = "rank-*.json"
+FAILURE_FILE_PATTERN = "failure-*.json"
+
+
+def rank_file(rank: int) -> str:
+    """File name of one rank's record."""
+    return f"rank-{rank:04d}.json"
+
+
+def failure_file(pid: int) -> str:
+    """File name of the failure that the engine process ``pid`` reported."""
+    return f"failure-{pid}.json"
+
+
+class Weights(StrEnum):
+    """What the experts are served as."""
+
+    MXFP4 = "mxfp4"
+    INT4 = "int4"
+
+    @property
+    def lossy(self) -> bool:
+        """Whether the served weights differ from the checkpoint's values."""
+        return self is Weights.INT4
+
+
+class ScaleRule(StrEnum):
+    """How a group's int4 scale is chosen."""
+
+    MSE = "mse"
+    AMAX = "amax"
+
+
+class Projection(StrEnum):
+    """A projection of a layer's routed experts."""
+
+    W13 = "w13"
+    W2 = "w2"
+
+
+class ConsentSource(StrEnum):
+    """Where the operator's consent to a lossy conversion came from."""
+
+    FLAG = "--accept-lossy"
+    ENVIRONMENT = "KIMI_K3_ACCEPT_LOSSY"
+
+
+class Record(BaseModel):
+    """Base of everything in the journal: strict, immutable, no unknown keys."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class PhaseChange(Record):
+    """A phase and the moment it began."""
+
+    phase: Phase
+    at: AwareDatetime
+
+
+class MemoryReading(Record):
+    """Memory of one rank at one moment, in bytes.
+
+    ``device`` readings come from the accelerator's allocator, ``host`` readings are the process's
+    resident set.
+    """
+
+    kind: Literal["host", "device"]
+    used_bytes: NonNegativeInt
+    peak_bytes: NonNegativeInt | None = None
+    total_bytes: NonNegativeInt | None = None
+
+
+class Loading(Record):
+    """How far one rank has read the checkpoint."""
+
+    bytes_done: NonNegativeInt
+    bytes_total: NonNegativeInt | None
+    shards_done: NonNegativeInt
+    shards_total: NonNegativeInt | None
+
+
+class ProjectionConversion(Record):
+    """The conversion of one projection of one layer on one rank.
+
+    ``relative_mse`` is sum((w - w')^2) / sum(w^2) over the rank's experts, where w are the
+    checkpoint's values and w' what the kernel multiplies with; ``None`` when all weights are zero.
+    ``max_error`` is max |w - w'|. Groups are runs of 32 weights along the input dimension.
+    """
+
+    layer: NonNegativeInt
+    projection: Projection
+    started_at: AwareDatetime
+    ended_at: AwareDatetime
+    experts: NonNegativeInt
+    bytes_read: NonNegativeInt
+    bytes_written: NonNegativeInt
+    groups: NonNegativeInt
+    lossless_groups: NonNegativeInt
+    zero_groups: NonNegativeInt
+    squared_error: NonNegativeFloat
+    energy: NonNegativeFloat
+    max_error: NonNegativeFloat
+    memory_before: MemoryReading | None = None
+    memory_after: MemoryReading | None = None
+
+    @property
+    def seconds(self) -> float:
+        """Duration in seconds."""
+        return (self.ended_at - self.started_at).total_seconds()
+
+    @property
+    def relative_mse(self) -> float | None:
+        """Relative mean squared error, or ``None`` when every weight is zero."""
+        return self.squared_error / self.energy if self.energy > 0 else None
+
+
+class RankRecord(Record):
+    """What one engine worker (one GPU) reports."""
+
+    schema_version: Literal[1] = SCHEMA_VERSION
+    start_id: str
+    rank: NonNegativeInt
+    pid: int
+    updated_at: AwareDatetime
+    weights: Weights
+    scale_rule: ScaleRule | None
+    phases: tuple[PhaseChange, ...] = ()
+    loading: Loading | None = None
+    conversions: tuple[ProjectionConversion, ...] = ()
+    memory: MemoryReading | None = None
+
+    @property
+    def phase(self) -> Phase | None:
+        """The rank's present phase, if it has reported one."""
+        return self.phases[-1].phase if self.phases else None
+
+
+class FailureRecord(Record):
+    """A failure that one of the engine's processes reported before it gave up."""
+
+    schema_version: Literal[1] = SCHEMA_VERSION
+    start_id: str
+    pid: int
+    at: AwareDatetime
+    what: str
+    remedy: str
+
+
+class CheckpointSummary(Record):
+    """What the supervisor knew of the checkpoint when it started."""
+
+    path: Path
+    total_bytes: NonNegativeInt
+    shards: NonNegativeInt
+    decoder_layers: NonNegativeInt
+    moe_layers: tuple[NonNegativeInt, ...]
+    experts: NonNegativeInt
+
+
+class Canary(Record):
+    """The completion that proved this start can answer."""
+
+    at: AwareDatetime
+    seconds: NonNegativeFloat
+    completion_tokens: NonNegativeInt
+
+
+class Ending(Record):
+    """How a start ended."""
+
+    at: AwareDatetime
+    exit_code: int
+    reason: str
+
+
+class SupervisorRecord(Record):
+    """What the supervisor reports; rewritten at least every ``HEARTBEAT_SECONDS``."""
+
+    schema_version: Literal[1] = SCHEMA_VERSION
+    start_id: str
+    pid: int
+    started_at: AwareDatetime
+    updated_at: AwareDatetime
+    profile: str
+    checkpoint: CheckpointSummary
+    served_model_name: str
+    weights: Weights
+    scale_rule: ScaleRule | None
+    consent: ConsentSource | None
+    world_size: Annotated[int, Field(ge=1)]
+    engine_url: str
+    engine_pid: int | None = None
+    argv: tuple[str, ...] = ()
+    phases: tuple[PhaseChange, ...] = ()
+    canary: Canary | None = None
+    ending: Ending | None = None
+
+    @property
+    def phase(self) -> Phase:
+        """The present phase of the deployment."""
+        return self.phases[-1].phase if self.phases else Phase.PENDING
+
+    def expected_conversions(self) -> int:
+        """Conversions each rank must report before this start may serve: two per MoE layer, or none."""
+        return 2 * len(self.checkpoint.moe_layers) if self.weights.lossy else 0
+
+
+HEARTBEAT_SECONDS = 2.0
+"""The supervisor rewrites its record at least this often."""
+
+STALE_AFTER_SECONDS = 15.0
+"""A record of the supervisor older than this means that the supervisor no longer runs."""
+
+
+def utc_iso(moment: datetime) -> str:
+    """ISO 8601 text of a UTC moment, to the millisecond."""
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
