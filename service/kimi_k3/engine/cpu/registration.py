@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Telling a CPU build of vLLM about Kimi-K3: through its official hooks, and where it has none, by replacement."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def register_cpu() -> None:
+    """Register model classes, quantisation and loader, and mend what keeps them from running on a CPU."""
+    from vllm.model_executor.layers.quantization import register_quantization_config
+    from vllm.model_executor.model_loader import register_model_loader
+    from vllm.model_executor.models import ModelRegistry
+
+    from kimi_k3.engine.loader import LOAD_FORMAT, ReportingModelLoader
+    from kimi_k3.engine.moe import KimiK3Mxfp4Config
+
+    for architecture in ("KimiK3ForConditionalGeneration", "KimiLinearForCausalLM"):
+        ModelRegistry.register_model(architecture, f"kimi_k3.engine.cpu.model:{architecture}")
+    register_quantization_config("mxfp4")(KimiK3Mxfp4Config)
+    register_model_loader(LOAD_FORMAT)(ReportingModelLoader)
+
+    _select_cpu_experts()
+    _map_text_architecture()
+    _accept_manager_blocks()
+    _zero_whole_manager_blocks()
+
+
+def _select_cpu_experts() -> None:
+    """Let ``Mxfp4MoEMethod`` find experts classes of ours: stock vLLM has none for SiTU on a CPU.
+
+    The method calls a module-level function to choose its backend; there is no registry to add to.
+    """
+    from vllm.model_executor.layers.fused_moe import FusedMoEConfig
+    from vllm.model_executor.layers.fused_moe.activation import MoEActivation
+    from vllm.model_executor.layers.fused_moe.oracle.mxfp4 import Mxfp4MoeBackend
+    from vllm.model_executor.layers.quantization import mxfp4
+
+    from kimi_k3.engine.cpu.experts import Int4CpuExperts, Mxfp4CpuExperts
+    from kimi_k3.engine.request import requested_weights
+
+    upstream = mxfp4.select_deepseek_v4_mxfp4_moe_backend
+
+    def select(config: FusedMoEConfig) -> Any:
+        if config.activation != MoEActivation.SITU:
+            return upstream(config)
+        experts = Int4CpuExperts if requested_weights().lossy else Mxfp4CpuExperts
+        # EMULATION is vLLM's name for "the checkpoint's layout, weights dequantised as they are used".
+        return Mxfp4MoeBackend.EMULATION, experts
+
+    mxfp4.select_deepseek_v4_mxfp4_moe_backend = select
+
+
+def _map_text_architecture() -> None:
+    """Send the text model's compressed-tensors checkpoint to the ``mxfp4`` method as well.
+
+    vLLM has that rewrite for the multimodal architecture only; there is no hook for the map.
+    """
+    from vllm.model_executor.models.config import MODELS_CONFIG_MAP
+
+    MODELS_CONFIG_MAP["KimiLinearForCausalLM"] = MODELS_CONFIG_MAP["KimiK3ForConditionalGeneration"]
+
+
+def _accept_manager_blocks() -> None:
+    """Accept multiples of the 16-token kernel block in ``CPUMLABackend.supports_block_size``.
+
+    For a hybrid model vLLM's manager grows the block (to 128 here) and splits it into kernel blocks
+    of 16, which the backend does support; its check looks at the manager's size.
+    """
+    from vllm.v1.attention.backends.mla.cpu_mla import CPUMLABackend
+
+    kernel_block = CPUMLABackend.get_supported_kernel_block_sizes()[0]
+
+    def supports_block_size(cls: type, block_size: int | None) -> bool:
+        return block_size is None or block_size % kernel_block == 0
+
+    CPUMLABackend.supports_block_size = classmethod(supports_block_size)
+
+
+def _zero_whole_manager_blocks() -> None:
+    """Zero the blocks that are meant in ``CPUModelRunner._zero_block_ids``.
+
+    vLLM (0.32.0 and 0.33.0) passes the manager's block ids and indexes the KV tensor, whose rows are
+    kernel blocks, with them: where a manager block is several kernel blocks, blocks of other
+    requests are wiped and their text changes under concurrency.
+    """
+    from vllm.v1.kv_cache_interface import FullAttentionSpec
+    from vllm.v1.worker.cpu_model_runner import CPUModelRunner
+
+    def zero_block_ids(self: Any, block_ids: list[int]) -> None:
+        for group in self.kv_cache_config.kv_cache_groups:
+            if not isinstance(group.kv_cache_spec, FullAttentionSpec):
+                continue
+            for layer_name in group.layer_names:
+                layer = self.compilation_config.static_forward_context.get(layer_name)
+                cache = getattr(layer, "kv_cache", None)
+                if getattr(cache, "ndim", 0) < 1:
+                    continue
+                kernel_blocks = cache.shape[0] // self.kv_cache_config.num_blocks
+                for block_id in block_ids:
+                    cache[block_id * kernel_blocks : (block_id + 1) * kernel_blocks].zero_()
+
+    CPUModelRunner._zero_block_ids = zero_block_ids

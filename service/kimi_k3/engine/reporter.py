@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What one rank tells the journal while it loads and converts."""
+
+from __future__ import annotations
+
+import os
+import time
+from functools import cache
+from pathlib import Path
+
+from vllm.logger import init_logger
+
+from kimi_k3.engine.memory import read_memory
+from kimi_k3.journal.environment import EngineEnvironment
+from kimi_k3.journal.models import (
+    Loading,
+    PhaseChange,
+    ProjectionConversion,
+    RankRecord,
+    ScaleRule,
+    Weights,
+    rank_file,
+)
+from kimi_k3.journal.phases import Phase
+from kimi_k3.journal.writer import PatientWriter, now
+
+logger = init_logger(__name__)
+
+LOADING_REPORT_SECONDS = 0.5
+"""Progress of loading changes with every tensor; the file changes at most this often."""
+
+
+class RankReporter:
+    """Keeps one rank's record and writes it on every change; without a journal it only keeps it."""
+
+    def __init__(
+        self, directory: Path | None, start_id: str, rank: int, weights: Weights, scale_rule: ScaleRule | None
+    ) -> None:
+        self._writer = (
+            PatientWriter(directory, rank_file(rank), report=logger.warning)
+            if directory is not None
+            else None
+        )
+        self._next_loading_report = 0.0
+        self.record = RankRecord(
+            start_id=start_id,
+            rank=rank,
+            pid=os.getpid(),
+            updated_at=now(),
+            weights=weights,
+            scale_rule=scale_rule,
+        )
+
+    def enter(self, phase: Phase) -> None:
+        """This rank begins a phase."""
+        change = PhaseChange(phase=phase, at=now())
+        self._update(phases=(*self.record.phases, change), memory=read_memory())
+
+    def loading(self, progress: Loading, *, last: bool = False) -> None:
+        """This rank has read so much of the checkpoint."""
+        if not last and time.monotonic() < self._next_loading_report:
+            return
+        self._next_loading_report = time.monotonic() + LOADING_REPORT_SECONDS
+        self._update(loading=progress, memory=read_memory())
+
+    def converted(self, conversion: ProjectionConversion) -> None:
+        """This rank has converted a projection."""
+        self._update(
+            conversions=(*self.record.conversions, conversion),
+            memory=conversion.memory_after or read_memory(),
+        )
+
+    def _update(self, **changes: object) -> None:
+        self.record = self.record.model_copy(update={**changes, "updated_at": now()})
+        if self._writer is not None:
+            self._writer.write(self.record)
+
+
+@cache
+def rank_reporter() -> RankReporter:
+    """The reporter of this process's rank.
+
+    Call it only in a worker, after vLLM has set up its process groups.
+    """
+    from vllm.distributed import get_world_group
+
+    from kimi_k3.engine.request import requested_weights
+
+    environment = EngineEnvironment.read()
+    weights = requested_weights()
+    return RankReporter(
+        environment.state_dir if environment.start_id else None,
+        environment.start_id or "none",
+        get_world_group().rank,
+        weights,
+        environment.scale_rule if weights.lossy else None,
+    )
