@@ -70,9 +70,22 @@ class EngineEnvironment(BaseSettings):
 
 
 def default_state_dir() -> Path:
-    """``$KIMI_K3_STATE_DIR``, else ``$XDG_STATE_HOME/kimi-k3``, else ``~/.local/state/kimi-k3``."""
+    """``$KIMI_K3_STATE_DIR``, else ``$XDG_STATE_HOME/kimi-k3``, else ``~/.local/state/kimi-k3``.
+
+    Raises:
+        OperatorError: none of them is known, e.g. a container's user without a home.
+    """
     named = os.environ.get(STATE_DIR)
     if named:
         return Path(named)
     home = os.environ.get("XDG_STATE_HOME")
-    return (Path(home) if home else Path.home() / ".local" / "state") / "kimi-k3"
+    if home:
+        return Path(home) / "kimi-k3"
+    try:
+        return Path.home() / ".local" / "state" / "kimi-k3"
+    except RuntimeError:
+        raise OperatorError(
+            f"user {os.getuid()} has no home directory to keep the state directory in",
+            remedy=f"set {STATE_DIR}",
+            exit_code=ExitCode.STATE,
+        ) from None

@@ -14,7 +14,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, NonNegativeFloat
 
 from kimi_k3.journal.phases import Phase
 
@@ -22,6 +22,13 @@ SCHEMA_VERSION: Final = 1
 SUPERVISOR_FILE = "supervisor.json"
 RANK_FILE_PATTERN = "rank-*.json"
 FAILURE_FILE_PATTERN = "failure-*.json"
+
+# Bounded, so that a foreign record can neither overflow a float nor make a reader build a huge list.
+Integer = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+Count = Annotated[int, Field(ge=0, lt=2**63)]
+Rank = Annotated[int, Field(ge=0, lt=1024)]
+WorldSize = Annotated[int, Field(ge=1, le=1024)]
+LayerIndices = Annotated[tuple[Count, ...], Field(max_length=1024)]
 
 
 def rank_file(rank: int) -> str:
@@ -88,18 +95,18 @@ class MemoryReading(Record):
     """
 
     kind: Literal["host", "device"]
-    used_bytes: NonNegativeInt
-    peak_bytes: NonNegativeInt | None = None
-    total_bytes: NonNegativeInt | None = None
+    used_bytes: Count
+    peak_bytes: Count | None = None
+    total_bytes: Count | None = None
 
 
 class Loading(Record):
     """How far one rank has read the checkpoint."""
 
-    bytes_done: NonNegativeInt
-    bytes_total: NonNegativeInt | None
-    shards_done: NonNegativeInt
-    shards_total: NonNegativeInt | None
+    bytes_done: Count
+    bytes_total: Count | None
+    shards_done: Count
+    shards_total: Count | None
 
 
 class ProjectionConversion(Record):
@@ -110,16 +117,16 @@ class ProjectionConversion(Record):
     ``max_error`` is max |w - w'|. Groups are runs of 32 weights along the input dimension.
     """
 
-    layer: NonNegativeInt
+    layer: Count
     projection: Projection
     started_at: AwareDatetime
     ended_at: AwareDatetime
-    experts: NonNegativeInt
-    bytes_read: NonNegativeInt
-    bytes_written: NonNegativeInt
-    groups: NonNegativeInt
-    lossless_groups: NonNegativeInt
-    zero_groups: NonNegativeInt
+    experts: Count
+    bytes_read: Count
+    bytes_written: Count
+    groups: Count
+    lossless_groups: Count
+    zero_groups: Count
     squared_error: NonNegativeFloat
     energy: NonNegativeFloat
     max_error: NonNegativeFloat
@@ -142,8 +149,8 @@ class RankRecord(Record):
 
     schema_version: Literal[1] = SCHEMA_VERSION
     start_id: str
-    rank: NonNegativeInt
-    pid: int
+    rank: Rank
+    pid: Integer
     updated_at: AwareDatetime
     weights: Weights
     scale_rule: ScaleRule | None
@@ -163,7 +170,7 @@ class FailureRecord(Record):
 
     schema_version: Literal[1] = SCHEMA_VERSION
     start_id: str
-    pid: int
+    pid: Integer
     at: AwareDatetime
     what: str
     remedy: str
@@ -173,11 +180,11 @@ class CheckpointSummary(Record):
     """What the supervisor knew of the checkpoint when it started."""
 
     path: Path
-    total_bytes: NonNegativeInt
-    shards: NonNegativeInt
-    decoder_layers: NonNegativeInt
-    moe_layers: tuple[NonNegativeInt, ...]
-    experts: NonNegativeInt
+    total_bytes: Count
+    shards: Count
+    decoder_layers: Count
+    moe_layers: LayerIndices
+    experts: Count
 
 
 class Canary(Record):
@@ -185,14 +192,14 @@ class Canary(Record):
 
     at: AwareDatetime
     seconds: NonNegativeFloat
-    completion_tokens: NonNegativeInt
+    completion_tokens: Count
 
 
 class Ending(Record):
     """How a start ended."""
 
     at: AwareDatetime
-    exit_code: int
+    exit_code: Integer
     reason: str
 
 
@@ -201,7 +208,7 @@ class SupervisorRecord(Record):
 
     schema_version: Literal[1] = SCHEMA_VERSION
     start_id: str
-    pid: int
+    pid: Integer
     started_at: AwareDatetime
     updated_at: AwareDatetime
     profile: str
@@ -210,9 +217,9 @@ class SupervisorRecord(Record):
     weights: Weights
     scale_rule: ScaleRule | None
     consent: ConsentSource | None
-    world_size: Annotated[int, Field(ge=1)]
+    world_size: WorldSize
     engine_url: str
-    engine_pid: int | None = None
+    engine_pid: Integer | None = None
     argv: tuple[str, ...] = ()
     phases: tuple[PhaseChange, ...] = ()
     canary: Canary | None = None

@@ -1,0 +1,38 @@
+# The whole workshop in a few words; `make help` lists them. Each target installs what it needs.
+VENV ?= .venv
+BIN := $(VENV)/bin
+.DEFAULT_GOAL := help
+.PHONY: help install demo test test-fast check format lock clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+install: $(VENV)/.installed ## create the virtual environment
+$(VENV)/.installed: requirements.lock pyproject.toml scripts/install
+	@scripts/install $(VENV)
+	@touch $@
+
+demo: install ## make a tiny checkpoint, serve it, ask it one question; Ctrl-C ends it
+	@$(BIN)/kimi-k3 demo
+
+test: install ## all tests, with a real vLLM on the CPU
+	$(BIN)/python -m pytest
+
+test-fast: install ## the tests that start no vLLM
+	$(BIN)/python -m pytest -m "not engine"
+
+check: install ## ruff, mypy strict, the order of the rooms
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+
+format: install ## let ruff mend what it can
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+lock: ## resolve requirements.lock anew
+	scripts/lock
+
+clean: ## remove the virtual environment and caches
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

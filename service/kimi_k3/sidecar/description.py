@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The API's description: the declared answers of each route, and an example of each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import FastAPI
+from pydantic import BaseModel
+
+from kimi_k3.journal.phases import Phase
+from kimi_k3.sidecar.conversion import conversion_view
+from kimi_k3.sidecar.examples import CGROUP, HEALTHY, HOST, NOW, REFUSED, example_journal
+from kimi_k3.sidecar.memory import memory_view
+from kimi_k3.sidecar.problems import Problem
+from kimi_k3.sidecar.readiness import Readiness, readiness_view
+from kimi_k3.sidecar.startup import Startup, startup_view
+from kimi_k3.sidecar.status import status_view
+from kimi_k3.sidecar.view import Alive
+from kimi_k3.sidecar.warning import warnings_view
+
+Answers = dict[int | str, dict[str, Any]]
+
+_DEFECT: Answers = {
+    500: {"model": Problem, "description": "The sidecar has a defect; its log tells which."},
+}
+ALWAYS: Answers = {200: {"description": "What is known now; null is unknown."}, **_DEFECT}
+
+
+def now_or_later(model: type[BaseModel]) -> Answers:
+    """The answers of a probe that says 200 or 503, with the same body."""
+    return {
+        200: {"description": "Yes."},
+        503: {
+            "model": model,
+            "description": "Not now; the body tells why.",
+            "headers": {"Retry-After": {"description": "Seconds.", "schema": {"type": "integer"}}},
+        },
+        **_DEFECT,
+    }
+
+
+STARTUP = now_or_later(Startup)
+READINESS = now_or_later(Readiness)
+METRICS: Answers = {
+    200: {
+        "description": "The series; those whose value is unknown are absent.",
+        "content": {"text/plain": {"example": "kimi_k3_ready 1.0\n"}},
+    },
+    **_DEFECT,
+}
+
+
+def examples() -> dict[tuple[str, int], BaseModel]:
+    """An example for each path and status, as the views compute it."""
+    serving, loading = example_journal(), example_journal(Phase.LOADING)
+    return {
+        ("/livez", 200): Alive(),
+        ("/startupz", 200): startup_view(serving, NOW),
+        ("/startupz", 503): startup_view(loading, NOW),
+        ("/readyz", 200): readiness_view(serving, HEALTHY, NOW),
+        ("/readyz", 503): readiness_view(loading, REFUSED, NOW),
+        ("/status", 200): status_view(serving, HEALTHY, NOW),
+        ("/conversion", 200): conversion_view(serving),
+        ("/memory", 200): memory_view(serving, HOST, CGROUP),
+        ("/warnings", 200): warnings_view(serving, HEALTHY, NOW),
+    }
+
+
+def describe(app: FastAPI) -> None:
+    """Put the examples into ``/openapi.json``.
+
+    FastAPI drops every null from the description, examples included; here null is an answer.
+    """
+    plain = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            schema = plain()
+            for (path, status), example in examples().items():
+                content = schema["paths"][path]["get"]["responses"][str(status)]["content"]
+                content["application/json"]["example"] = example.model_dump(mode="json")
+        return plain()
+
+    app.openapi = openapi  # type: ignore[method-assign]

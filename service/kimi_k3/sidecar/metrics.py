@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every metric of the sidecar, once: name, type, help and labels.
+
+Documentation, dashboards and alert rules read :data:`METRICS`. A series whose value nobody measured
+is absent, never 0. Sizes are bytes, times seconds, ratios 0 to 1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+LAYER = ("layer", "projection")
+RANK = ("rank",)
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One metric as Prometheus shows it.
+
+    ``name`` is the name of the series, with the suffix that belongs to its type: ``_total`` for a
+    counter, ``_info`` for an info.
+    """
+
+    name: str
+    kind: Literal["gauge", "counter", "info"]
+    help: str
+    labels: tuple[str, ...] = ()
+
+
+INFO = Metric(
+    "kimi_k3_info",
+    "info",
+    "The present start: what is served and how. Absent without a supervisor's record.",
+    ("version", "profile", "weights", "scale_rule", "consent", "served_model_name", "start_id"),
+)
+SIDECAR_INFO = Metric("kimi_k3_sidecar_info", "info", "The sidecar that answers.", ("version",))
+READY = Metric(
+    "kimi_k3_ready",
+    "gauge",
+    "1 when traffic may come, else 0, by the journal and the engine's last answer. Absent when the engine "
+    "has not been asked lately.",
+)
+LOSSY = Metric(
+    "kimi_k3_lossy", "gauge", "1 when the served experts differ from the checkpoint's values, else 0."
+)
+WORLD_SIZE = Metric("kimi_k3_ranks_expected", "gauge", "Ranks (GPUs) of the deployment.")
+RANKS = Metric("kimi_k3_ranks", "gauge", "Ranks that have reported in this start.")
+WARNINGS = Metric(
+    "kimi_k3_warnings", "gauge", "Warnings that stand now, as /warnings lists them.", ("code", "severity")
+)
+
+START = Metric("kimi_k3_start_timestamp_seconds", "gauge", "When the present start began.")
+HEARTBEAT = Metric(
+    "kimi_k3_supervisor_heartbeat_timestamp_seconds", "gauge", "When the supervisor last reported."
+)
+PHASE = Metric("kimi_k3_phase", "gauge", "1 for the present phase, 0 for the others.", ("phase",))
+PHASE_STARTED = Metric(
+    "kimi_k3_phase_started_timestamp_seconds", "gauge", "When a phase of this start began.", ("phase",)
+)
+PHASE_DURATION = Metric(
+    "kimi_k3_phase_duration_seconds", "gauge", "How long a finished phase of this start took.", ("phase",)
+)
+EXIT_CODE = Metric("kimi_k3_exit_code", "gauge", "Exit code of the start; absent while it lives.")
+CANARY = Metric("kimi_k3_canary_timestamp_seconds", "gauge", "When the canary completion succeeded.")
+CANARY_DURATION = Metric("kimi_k3_canary_duration_seconds", "gauge", "How long the canary completion took.")
+
+ENGINE_HEALTHY = Metric(
+    "kimi_k3_engine_healthy",
+    "gauge",
+    "1 when the engine's /health last answered 200, else 0. Absent when it has not been asked lately.",
+)
+ENGINE_CHECK_DURATION = Metric(
+    "kimi_k3_engine_health_duration_seconds", "gauge", "How long the engine's last /health took."
+)
+ENGINE_FAILURES = Metric(
+    "kimi_k3_engine_failures", "gauge", "Failures that the engine's processes reported in this start."
+)
+JOURNAL_FAULTS = Metric(
+    "kimi_k3_journal_faults", "gauge", "Files of the state directory that are not trusted and left out."
+)
+
+LOADING_BYTES = Metric(
+    "kimi_k3_loading_bytes", "gauge", "Bytes of the checkpoint that a rank has read.", RANK
+)
+LOADING_BYTES_EXPECTED = Metric(
+    "kimi_k3_loading_bytes_expected", "gauge", "Bytes of the checkpoint that a rank will read.", RANK
+)
+LOADING_SHARDS = Metric("kimi_k3_loading_shards", "gauge", "Shards that a rank has read.", RANK)
+LOADING_SHARDS_EXPECTED = Metric(
+    "kimi_k3_loading_shards_expected", "gauge", "Shards that a rank will read.", RANK
+)
+
+CONVERSION_PROJECTIONS = Metric(
+    "kimi_k3_conversion_projections",
+    "gauge",
+    "Layer projections that a rank has converted to int4. Absent when nothing is to be converted.",
+    RANK,
+)
+CONVERSION_PROJECTIONS_EXPECTED = Metric(
+    "kimi_k3_conversion_projections_expected",
+    "gauge",
+    "Layer projections that a rank must convert. Absent when nothing is to be converted.",
+    RANK,
+)
+CONVERSION_GROUPS = Metric(
+    "kimi_k3_conversion_groups", "gauge", "Converted groups of 32 weights, over ranks.", LAYER
+)
+CONVERSION_LOSSLESS_GROUPS = Metric(
+    "kimi_k3_conversion_lossless_groups",
+    "gauge",
+    "Converted groups whose every value survived exactly, over ranks.",
+    LAYER,
+)
+CONVERSION_RELATIVE_MSE = Metric(
+    "kimi_k3_conversion_relative_mse",
+    "gauge",
+    "Sum of squared errors over sum of squared weights, over ranks.",
+    LAYER,
+)
+CONVERSION_MAX_ERROR = Metric(
+    "kimi_k3_conversion_max_error", "gauge", "Largest |w - w'|, over ranks, in the weights' unit.", LAYER
+)
+CONVERSION_DURATION = Metric(
+    "kimi_k3_conversion_duration_seconds",
+    "gauge",
+    "From the first rank's begin to the last rank's end.",
+    LAYER,
+)
+CONVERSION_READ = Metric(
+    "kimi_k3_conversion_read_bytes", "gauge", "Bytes of checkpoint weights converted, over ranks.", LAYER
+)
+CONVERSION_WRITTEN = Metric(
+    "kimi_k3_conversion_written_bytes", "gauge", "Bytes of int4 weights and scales, over ranks.", LAYER
+)
+
+MEMORY_USED = Metric(
+    "kimi_k3_memory_used_bytes",
+    "gauge",
+    "Memory of a rank; kind device is the accelerator, host the process's resident set.",
+    ("rank", "kind"),
+)
+MEMORY_PEAK = Metric("kimi_k3_memory_peak_bytes", "gauge", "The most that a rank has used.", ("rank", "kind"))
+MEMORY_CAPACITY = Metric(
+    "kimi_k3_memory_capacity_bytes", "gauge", "What a rank could use at most.", ("rank", "kind")
+)
+HOST_MEMORY_CAPACITY = Metric("kimi_k3_host_memory_capacity_bytes", "gauge", "Memory of the machine.")
+HOST_MEMORY_AVAILABLE = Metric(
+    "kimi_k3_host_memory_available_bytes", "gauge", "Memory of the machine to be had without swapping."
+)
+HOST_MEMORY_SHMEM = Metric(
+    "kimi_k3_host_memory_shmem_bytes", "gauge", "Shared memory of the machine, tmpfs included."
+)
+CGROUP_LIMIT = Metric(
+    "kimi_k3_cgroup_memory_limit_bytes", "gauge", "Limit of the sidecar's control group; absent without one."
+)
+CGROUP_USED = Metric(
+    "kimi_k3_cgroup_memory_used_bytes", "gauge", "Memory of the sidecar's control group in use."
+)
+CGROUP_SHMEM = Metric(
+    "kimi_k3_cgroup_memory_shmem_bytes",
+    "gauge",
+    "Shared memory of the sidecar's control group, which counts towards its limit.",
+)
+CGROUP_OOM_KILLS = Metric(
+    "kimi_k3_cgroup_memory_oom_kills_total",
+    "counter",
+    "Processes of the sidecar's control group that the kernel killed for memory.",
+)
+
+METRICS = tuple(value for value in list(globals().values()) if isinstance(value, Metric))
+"""Every metric, in the order above; ``process_*`` of the sidecar itself come beside them."""

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Asking the engine for its health: bounded in time, one question at a time, never raising."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ssl
+import time
+from collections.abc import Callable
+from datetime import datetime
+from functools import cached_property
+
+import httpx
+
+from kimi_k3.sidecar.view import EngineHealth, EngineOutcome
+
+_LONGEST_DETAIL = 500
+
+
+class EngineProbe:
+    """Asks ``GET {engine_url}/health`` and remembers the last answer.
+
+    Callers that come while a question is under way share its answer, so that probes do not pile up
+    on an engine that hangs.
+
+    Args:
+        timeout_seconds: limit of the whole exchange, in seconds.
+        tls_verify: whether the certificate of an https engine is checked.
+        clock: the present moment, UTC.
+    """
+
+    def __init__(self, *, timeout_seconds: float, tls_verify: bool, clock: Callable[[], datetime]) -> None:
+        self._timeout = timeout_seconds
+        self._tls_verify = tls_verify
+        self._clock = clock
+        self._question: asyncio.Task[EngineHealth] | None = None
+        self.last: EngineHealth | None = None
+
+    async def check(self, engine_url: str) -> EngineHealth:
+        """The engine's health, at most ``timeout_seconds`` later."""
+        if self._question is None or self._question.done():
+            self._question = asyncio.create_task(self._ask(engine_url))
+        return await asyncio.shield(self._question)
+
+    async def close(self) -> None:
+        """Give up a question that is still under way."""
+        if self._question is not None:
+            self._question.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._question
+
+    async def _ask(self, engine_url: str) -> EngineHealth:
+        checked_at = self._clock()
+        begun = time.perf_counter()
+        outcome, status_code, detail = await self._outcome(engine_url.rstrip("/") + "/health")
+        healthy = outcome is EngineOutcome.HEALTHY
+        unchanged = self.last is not None and self.last.healthy is healthy
+        self.last = EngineHealth(
+            outcome=outcome,
+            status_code=status_code,
+            detail=" ".join(detail.split())[:_LONGEST_DETAIL],
+            checked_at=checked_at,
+            seconds=time.perf_counter() - begun,
+            since=self.last.since if self.last is not None and unchanged else checked_at,
+        )
+        return self.last
+
+    async def _outcome(self, url: str) -> tuple[EngineOutcome, int | None, str]:
+        try:
+            # httpx limits each read, not the sum of them; the body is of no interest.
+            async with (
+                asyncio.timeout(self._timeout),
+                self._client() as client,
+                client.stream("GET", url) as response,
+            ):
+                status = response.status_code
+        except (TimeoutError, httpx.TimeoutException):
+            return EngineOutcome.TIMEOUT, None, f"{url} did not answer within {self._timeout:g} s"
+        except httpx.ConnectError as error:
+            return EngineOutcome.UNREACHABLE, None, f"{url} cannot be reached: {error}"
+        # The URL is whatever stands in the record, and httpx leaks the errors of what lies below it,
+        # e.g. an ExceptionGroup for a port above 65535.
+        except Exception as error:
+            return EngineOutcome.FAILED, None, f"{url} cannot be asked: {error}"
+        if status == httpx.codes.OK:
+            return EngineOutcome.HEALTHY, status, f"{url} answered 200"
+        return EngineOutcome.UNHEALTHY, status, f"{url} answered {status}"
+
+    def _client(self) -> httpx.AsyncClient:
+        # A connection of its own each time: a kept one says nothing about whether the engine accepts.
+        # Proxies of the environment are for the internet, not for the engine next door.
+        return httpx.AsyncClient(
+            verify=self._tls, timeout=self._timeout, follow_redirects=False, trust_env=False
+        )
+
+    @cached_property
+    def _tls(self) -> ssl.SSLContext:
+        return httpx.create_ssl_context(verify=self._tls_verify, trust_env=False)

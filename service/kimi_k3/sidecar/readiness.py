@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether traffic may come (``/readyz``): every condition, or the list of those that do not hold."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from enum import StrEnum
+
+from pydantic import Field
+
+from kimi_k3.journal.models import STALE_AFTER_SECONDS, SUPERVISOR_FILE
+from kimi_k3.journal.phases import Phase
+from kimi_k3.journal.reader import Journal
+from kimi_k3.sidecar.arithmetic import is_fresh
+from kimi_k3.sidecar.view import EngineHealth, View
+
+RETRY_AFTER_SECONDS = 5
+"""What ``Retry-After`` tells a client that came too early, in seconds."""
+
+
+class ReasonCode(StrEnum):
+    """Why traffic may not come; stable, for machines."""
+
+    SUPERVISOR_MISSING = "supervisor-missing"
+    SUPERVISOR_STALE = "supervisor-stale"
+    STARTING = "starting"
+    DRAINING = "draining"
+    ENDED = "ended"
+    CANARY_MISSING = "canary-missing"
+    ENGINE_UNKNOWN = "engine-unknown"
+    ENGINE_UNHEALTHY = "engine-unhealthy"
+
+
+class Reason(View):
+    """One condition that does not hold."""
+
+    code: ReasonCode = Field(description="Stable code.")
+    message: str = Field(description="The same in a sentence.")
+
+
+class Readiness(View):
+    """Whether traffic may come."""
+
+    ready: bool = Field(description="Whether every condition holds (status 200).")
+    phase: Phase | None = Field(description="Present phase; null without a supervisor's record.")
+    reasons: list[Reason] = Field(description="Conditions that do not hold; empty when ready.")
+    engine: EngineHealth | None = Field(description="The engine's answer just now; null when not asked.")
+
+
+def readiness_view(journal: Journal, health: EngineHealth | None, now: datetime) -> Readiness:
+    """What ``/readyz`` answers; ``health`` is the engine's answer just now."""
+    reasons = journal_reasons(journal, now)
+    if journal.supervisor is not None:
+        if health is None:
+            reasons.append(Reason(code=ReasonCode.ENGINE_UNKNOWN, message="The engine was not asked."))
+        elif not health.healthy:
+            reasons.append(
+                Reason(
+                    code=ReasonCode.ENGINE_UNHEALTHY, message=f"The engine is not healthy: {health.detail}."
+                )
+            )
+    return Readiness(
+        ready=not reasons,
+        phase=journal.supervisor.phase if journal.supervisor else None,
+        reasons=reasons,
+        engine=health,
+    )
+
+
+def journal_reasons(journal: Journal, now: datetime) -> list[Reason]:
+    """The conditions that the journal alone shows not to hold."""
+    supervisor = journal.supervisor
+    if supervisor is None:
+        distrust = [f"{fault.file} {fault.why}" for fault in journal.faults if fault.file == SUPERVISOR_FILE]
+        why = distrust[0] if distrust else f"there is no {SUPERVISOR_FILE}"
+        return [
+            Reason(
+                code=ReasonCode.SUPERVISOR_MISSING,
+                message=f"The state directory holds no supervisor's record: {why}.",
+            )
+        ]
+    reasons = []
+    if not is_fresh(supervisor, now):
+        age = (now - supervisor.updated_at).total_seconds()
+        reasons.append(
+            Reason(
+                code=ReasonCode.SUPERVISOR_STALE,
+                message=f"The supervisor's record is {age:.0f} s old; a running supervisor rewrites it "
+                f"within {STALE_AFTER_SECONDS:.0f} s.",
+            )
+        )
+    phase = supervisor.phase
+    if supervisor.ending is not None or phase in (Phase.STOPPED, Phase.FAILED):
+        why = f": {supervisor.ending.reason}" if supervisor.ending else ""
+        reasons.append(Reason(code=ReasonCode.ENDED, message=f"The deployment has ended{why}."))
+    elif phase is Phase.DRAINING:
+        reasons.append(
+            Reason(
+                code=ReasonCode.DRAINING, message="The deployment finishes its requests and takes no more."
+            )
+        )
+    elif phase is not Phase.READY:
+        reasons.append(
+            Reason(code=ReasonCode.STARTING, message=f"The deployment is {phase}: {phase.description}.")
+        )
+    canary = supervisor.canary
+    if canary is None or canary.at < supervisor.started_at:
+        reasons.append(
+            Reason(
+                code=ReasonCode.CANARY_MISSING,
+                message="No canary completion has succeeded since this start.",
+            )
+        )
+    return reasons

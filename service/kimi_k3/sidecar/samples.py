@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The value of every metric at one moment, from the journal alone and without any I/O."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import pairwise
+
+from kimi_k3 import __version__
+from kimi_k3.journal.models import RankRecord, SupervisorRecord
+from kimi_k3.journal.phases import Phase
+from kimi_k3.journal.reader import Journal
+from kimi_k3.sidecar import metrics as m
+from kimi_k3.sidecar.arithmetic import seconds_between
+from kimi_k3.sidecar.conversion import conversion_view, served_lossy
+from kimi_k3.sidecar.host import CgroupMemory, HostMemory
+from kimi_k3.sidecar.readiness import journal_reasons
+from kimi_k3.sidecar.startup import conversions_done
+from kimi_k3.sidecar.view import EngineHealth
+from kimi_k3.sidecar.warning import KINDS, warnings_view
+
+HEALTH_VALID_SECONDS = 15.0
+"""An answer of the engine older than this says nothing about the present."""
+
+
+@dataclass(frozen=True)
+class Observation:
+    """Everything that the metrics are made of, at one moment."""
+
+    journal: Journal
+    health: EngineHealth | None
+    host: HostMemory
+    cgroup: CgroupMemory | None
+    now: datetime
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One series; ``labels`` are the values of the metric's labels, an info's are its content."""
+
+    metric: m.Metric
+    labels: tuple[str, ...]
+    value: float
+
+
+def samples(observation: Observation) -> Iterator[Sample]:
+    """Every known series; an unknown value has none."""
+    for metric, labels, value in _values(observation):
+        if value is not None:
+            yield Sample(metric, labels, float(value))
+
+
+Values = Iterator[tuple[m.Metric, tuple[str, ...], float | None]]
+
+
+def _values(seen: Observation) -> Values:
+    journal, supervisor = seen.journal, seen.journal.supervisor
+    yield m.SIDECAR_INFO, (__version__,), 1
+    yield m.JOURNAL_FAULTS, (), len(journal.faults)
+    if supervisor is not None:
+        yield from _of_start(supervisor)
+        yield m.LOSSY, (), served_lossy(journal)
+        yield m.RANKS, (), len(journal.ranks)
+        yield m.ENGINE_FAILURES, (), len(journal.failures)
+        for record in journal.ranks:
+            yield from _of_rank(record, supervisor)
+        yield from _of_conversion(journal)
+    yield from _of_engine(seen)
+    yield from _of_host(seen.host, seen.cgroup)
+
+
+def _of_start(supervisor: SupervisorRecord) -> Values:
+    labels = (
+        __version__,
+        supervisor.profile,
+        supervisor.weights,
+        supervisor.scale_rule or "",
+        supervisor.consent or "",
+        supervisor.served_model_name,
+        supervisor.start_id,
+    )
+    yield m.INFO, labels, 1
+    yield m.WORLD_SIZE, (), supervisor.world_size
+    yield m.START, (), supervisor.started_at.timestamp()
+    yield m.HEARTBEAT, (), supervisor.updated_at.timestamp()
+    for phase in Phase:
+        yield m.PHASE, (phase,), phase is supervisor.phase
+    # By phase: one that stands in the record twice must not become two series of one name.
+    changes = supervisor.phases
+    for phase, at in {change.phase: change.at for change in changes}.items():
+        yield m.PHASE_STARTED, (phase,), at.timestamp()
+    finished = {begin.phase: seconds_between(begin.at, end.at) for begin, end in pairwise(changes)}
+    for phase, seconds in finished.items():
+        yield m.PHASE_DURATION, (phase,), seconds
+    if supervisor.ending is not None:
+        yield m.EXIT_CODE, (), supervisor.ending.exit_code
+    if supervisor.canary is not None:
+        yield m.CANARY, (), supervisor.canary.at.timestamp()
+        yield m.CANARY_DURATION, (), supervisor.canary.seconds
+
+
+def _of_rank(record: RankRecord, supervisor: SupervisorRecord) -> Values:
+    rank = (str(record.rank),)
+    if record.loading is not None:
+        yield m.LOADING_BYTES, rank, record.loading.bytes_done
+        yield m.LOADING_BYTES_EXPECTED, rank, record.loading.bytes_total
+        yield m.LOADING_SHARDS, rank, record.loading.shards_done
+        yield m.LOADING_SHARDS_EXPECTED, rank, record.loading.shards_total
+    if supervisor.weights.lossy:
+        yield m.CONVERSION_PROJECTIONS, rank, conversions_done(record, supervisor)
+        yield m.CONVERSION_PROJECTIONS_EXPECTED, rank, supervisor.expected_conversions()
+    if record.memory is not None:
+        labels = (*rank, record.memory.kind)
+        yield m.MEMORY_USED, labels, record.memory.used_bytes
+        yield m.MEMORY_PEAK, labels, record.memory.peak_bytes
+        yield m.MEMORY_CAPACITY, labels, record.memory.total_bytes
+
+
+def _of_conversion(journal: Journal) -> Values:
+    for layer in conversion_view(journal).layers:
+        labels = (str(layer.layer), layer.projection)
+        yield m.CONVERSION_GROUPS, labels, layer.groups
+        yield m.CONVERSION_LOSSLESS_GROUPS, labels, layer.lossless_groups
+        yield m.CONVERSION_RELATIVE_MSE, labels, layer.relative_mse
+        yield m.CONVERSION_MAX_ERROR, labels, layer.max_error
+        yield m.CONVERSION_DURATION, labels, layer.seconds
+        yield m.CONVERSION_READ, labels, layer.bytes_read
+        yield m.CONVERSION_WRITTEN, labels, layer.bytes_written
+
+
+def _of_engine(seen: Observation) -> Values:
+    age = seconds_between(seen.health.checked_at, seen.now) if seen.health else None
+    health = seen.health if age is not None and age <= HEALTH_VALID_SECONDS else None
+    if journal_reasons(seen.journal, seen.now):
+        yield m.READY, (), 0
+    elif health is not None:
+        yield m.READY, (), health.healthy
+    if health is not None:
+        yield m.ENGINE_HEALTHY, (), health.healthy
+        yield m.ENGINE_CHECK_DURATION, (), health.seconds
+    standing = Counter(one.code for one in warnings_view(seen.journal, health, seen.now).warnings)
+    for kind in KINDS:
+        yield m.WARNINGS, (kind.code, kind.severity), standing[kind.code]
+
+
+def _of_host(host: HostMemory, cgroup: CgroupMemory | None) -> Values:
+    yield m.HOST_MEMORY_CAPACITY, (), host.total_bytes
+    yield m.HOST_MEMORY_AVAILABLE, (), host.available_bytes
+    yield m.HOST_MEMORY_SHMEM, (), host.shmem_bytes
+    if cgroup is not None:
+        yield m.CGROUP_LIMIT, (), cgroup.limit_bytes
+        yield m.CGROUP_USED, (), cgroup.used_bytes
+        yield m.CGROUP_SHMEM, (), cgroup.shmem_bytes
+        yield m.CGROUP_OOM_KILLS, (), cgroup.oom_kills

@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Running the sidecar until it is told to stop."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import socket
+
+import uvicorn
+
+from kimi_k3.errors import ExitCode, OperatorError
+from kimi_k3.sidecar.app import create_app
+from kimi_k3.sidecar.settings import Settings
+
+_log = logging.getLogger("uvicorn.error")
+
+GRACE_SECONDS = 5
+"""How long requests under way may take once the sidecar is told to stop."""
+
+
+def run(settings: Settings) -> None:
+    """Serve until SIGTERM or SIGINT.
+
+    Raises:
+        OperatorError: the address cannot be listened on, e.g. because the port is in use.
+    """
+    with listen(settings.host, settings.port) as listener:
+        config = uvicorn.Config(
+            create_app(settings),
+            # A probe every few seconds would bury everything else in the log.
+            access_log=False,
+            ws="none",
+            server_header=False,
+            timeout_graceful_shutdown=GRACE_SECONDS,
+        )
+        # uvicorn says nothing about a socket that it is given.
+        host, port = listener.getsockname()[:2]
+        address = f"[{host}]" if ":" in host else host
+        _log.info("Sidecar of %s at http://%s:%d", settings.state_dir, address, port)
+        uvicorn.Server(config).run(sockets=[listener])
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket on ``host:port``; port 0 takes a free one.
+
+    uvicorn would log several lines and exit when it cannot bind, so that is done here.
+
+    Raises:
+        OperatorError: the host is not known, or the port is in use or not allowed.
+    """
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except (socket.gaierror, UnicodeError) as error:
+        raise OperatorError(
+            f"sidecar host {host!r} cannot be resolved: {error}",
+            remedy="set KIMI_K3_SIDECAR_HOST to an address of this machine",
+            exit_code=ExitCode.USAGE,
+        ) from None
+    family, kind, protocol, _, address = found[0]
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen()
+    except OSError as error:
+        listener.close()
+        in_use = error.errno == errno.EADDRINUSE
+        raise OperatorError(
+            f"sidecar address {host}:{port}: {error.strerror}",
+            remedy="stop what listens there or choose another KIMI_K3_SIDECAR_PORT"
+            if in_use
+            else "choose another KIMI_K3_SIDECAR_HOST or KIMI_K3_SIDECAR_PORT",
+            exit_code=ExitCode.IN_USE if in_use else ExitCode.USAGE,
+        ) from None
+    return listener

@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How the sidecar is set up: ``KIMI_K3_SIDECAR_*``, every one of them known or an error."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from pydantic import Field, ValidationError
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from kimi_k3.errors import ExitCode, OperatorError, nearest
+from kimi_k3.journal.environment import default_state_dir
+
+PREFIX = "KIMI_K3_SIDECAR_"
+
+# What Kubernetes puts into every pod of a namespace that has a Service called "kimi-k3-sidecar".
+_SERVICE_LINK = re.compile(r"(SERVICE_HOST|SERVICE_PORT\w*|PORT_\d+_(TCP|UDP|SCTP)\w*)")
+_SERVICE_LINK_VALUE = re.compile(r"(tcp|udp|sctp)://")
+
+
+class Settings(BaseSettings):
+    """The sidecar's settings; each may be given as ``KIMI_K3_SIDECAR_<NAME>``."""
+
+    model_config = SettingsConfigDict(env_prefix=PREFIX, extra="forbid", frozen=True, env_ignore_empty=True)
+
+    host: str = Field(default="127.0.0.1", description="Address to listen on.")
+    port: int = Field(default=8001, ge=0, le=65535, description="Port to listen on; 0 takes a free one.")
+    state_dir: Path = Field(
+        default_factory=default_state_dir,
+        description="Directory that the supervisor and the engine's workers write; by default the one "
+        "that KIMI_K3_STATE_DIR names to all of them.",
+    )
+    engine_timeout_seconds: float = Field(
+        default=2.0,
+        gt=0,
+        le=60,
+        description="How long the engine's /health may take. A probe of /readyz "
+        "needs a longer timeout than this.",
+    )
+    engine_tls_verify: bool = Field(
+        default=True,
+        description="Whether to check the engine's certificate when its URL is https. No secret is sent.",
+    )
+    poll_seconds: float = Field(
+        default=5.0, gt=0, le=60, description="How often the engine's health is asked for, for /metrics."
+    )
+
+    @classmethod
+    def read(cls) -> Settings:
+        """Read and check the process's environment.
+
+        Raises:
+            OperatorError: a variable has a value that is not understood, or a name that is not known.
+        """
+        known = {PREFIX + name.upper() for name in cls.model_fields}
+        for name, value in sorted(os.environ.items()):
+            if name.upper().startswith(PREFIX):
+                _refuse_service_link(name, value)
+                if name.upper() not in known:
+                    raise OperatorError(
+                        f"environment variable {name} is not known",
+                        remedy=nearest(name.upper(), known),
+                        exit_code=ExitCode.USAGE,
+                    )
+        try:
+            return cls()
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            name = PREFIX + str(first["loc"][0]).upper()
+            raise OperatorError(
+                f"environment variable {name}={first['input']!r}: {first['msg']}",
+                remedy="correct or unset it",
+                exit_code=ExitCode.USAGE,
+            ) from None
+
+
+def _refuse_service_link(name: str, value: str) -> None:
+    if _SERVICE_LINK.fullmatch(name.removeprefix(PREFIX)) or _SERVICE_LINK_VALUE.match(value):
+        raise OperatorError(
+            f"environment variable {name}={value!r} was set by Kubernetes for a Service, not for the sidecar",
+            remedy="set enableServiceLinks: false in the pod",
+            exit_code=ExitCode.USAGE,
+        )

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether every rank did what was asked, before a start may serve. Pure.
+
+vLLM swallows an exception of a plugin ("Failed to load plugin") and serves without it, and it
+silently ignores an int4 request that it cannot honour. So silence is a failure: each rank has to
+say itself what it serves.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from kimi_k3.journal.models import Projection, RankRecord, SupervisorRecord
+
+
+def objection(record: SupervisorRecord, ranks: Sequence[RankRecord]) -> str | None:
+    """Why this start may not serve, or ``None``.
+
+    Args:
+        record: what was asked.
+        ranks: what the ranks of this start reported.
+    """
+    reported = Counter(rank.rank for rank in ranks if rank.start_id == record.start_id)
+    missing = [rank for rank in range(record.world_size) if not reported[rank]]
+    if missing:
+        return (
+            f"no report of rank {_listed(missing)}: the engine plugin did not run there, "
+            "so nobody knows what is served"
+        )
+    foreign = sorted(set(reported) - set(range(record.world_size)))
+    if foreign:
+        return f"rank {_listed(foreign)} reported, but there are only {record.world_size} ranks"
+    for rank in ranks:
+        if problem := _problem(record, rank):
+            return f"rank {rank.rank} {problem}"
+    return None
+
+
+def _problem(record: SupervisorRecord, rank: RankRecord) -> str | None:
+    if rank.weights is not record.weights:
+        return f"serves {rank.weights} weights, {record.weights} was asked"
+    if record.weights.lossy and rank.scale_rule is not record.scale_rule:
+        return f"converted with scale rule {rank.scale_rule}, {record.scale_rule} was asked"
+    wanted = (
+        {(layer, projection) for layer in record.checkpoint.moe_layers for projection in Projection}
+        if record.weights.lossy
+        else set()
+    )
+    done = Counter((conversion.layer, conversion.projection) for conversion in rank.conversions)
+    for what, odd in (
+        ("did not convert", sorted(wanted - set(done))),
+        ("converted unasked", sorted(set(done) - wanted)),
+        ("converted more than once", sorted(key for key, count in done.items() if count > 1)),
+    ):
+        if odd:
+            layer, projection = odd[0]
+            more = f" and {len(odd) - 1} more" if len(odd) > 1 else ""
+            return f"{what} {projection} of layer {layer}{more}"
+    return None
+
+
+def _listed(ranks: Sequence[int]) -> str:
+    return ", ".join(map(str, ranks))

@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One look at a running engine: go on to the next phase, or say why it failed."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+from kimi_k3.errors import OperatorError
+from kimi_k3.journal.models import Canary
+from kimi_k3.journal.phases import Phase
+from kimi_k3.journal.reader import Journal, read_journal
+from kimi_k3.supervisor import verdict
+from kimi_k3.supervisor.acceptance import objection
+from kimi_k3.supervisor.canary import ask_canary
+from kimi_k3.supervisor.child import Child
+from kimi_k3.supervisor.health import Health
+from kimi_k3.supervisor.logfile import LOG_FILE
+from kimi_k3.supervisor.phases import starting_phase
+from kimi_k3.supervisor.processes import is_running
+from kimi_k3.supervisor.recorder import Recorder
+from kimi_k3.supervisor.start import Start
+
+JOURNAL_SECONDS = 0.5
+"""How often the ranks' records are read: 8 of 120 kB take about 20 ms."""
+
+PATIENCE_SECONDS = 5.0
+"""A process that reported its failure, a rank that is gone, a report that is missing: vLLM, or the
+report, gets so long to follow before the start is ended."""
+
+OUTPUT_SECONDS = 2.0
+"""How long the reader may take for what a dead engine last printed."""
+
+
+class Follower:
+    """Looks at the engine again and again."""
+
+    def __init__(
+        self,
+        start: Start,
+        recorder: Recorder,
+        child: Child,
+        health: Health,
+        *,
+        report: Callable[[str], None],
+    ) -> None:
+        self._start = start
+        self._recorder = recorder
+        self._child = child
+        self._health = health
+        self._report = report
+        self._log = start.state_dir / LOG_FILE
+        self._journal: Journal | None = None
+        self._journal_at = 0.0
+        self._waiting: dict[str, float] = {}
+        self._canary: Answer | None = None
+        self._was_ok = True
+
+    def look(self, log: Phase) -> None:
+        """Look once.
+
+        Args:
+            log: the furthest phase that the engine's log announced.
+
+        Raises:
+            OperatorError: the start failed, or the engine died while serving.
+        """
+        exit_code = self._child.poll()
+        if exit_code is not None:
+            self._child.read_to_end(seconds=OUTPUT_SECONDS)
+            raise self._death(self._read(), exit_code)
+        journal = self._recent_journal()
+        if self._lasts("failure", bool(journal.failures)):
+            raise self._death(journal, None)
+        gone = [rank.rank for rank in journal.ranks if not is_running(rank.pid)]
+        if self._lasts("gone", bool(gone)):
+            raise verdict.lost_rank(
+                ranks=gone,
+                phase=self._recorder.phase,
+                seconds=self._recorder.seconds(),
+                tail=self._child.tail(),
+                log=self._log,
+            )
+        if self._recorder.phase is Phase.READY:
+            self._note_health()
+        else:
+            self._go_on(journal, log)
+
+    def _go_on(self, journal: Journal, log: Phase) -> None:
+        record = self._recorder.record
+        self._recorder.enter(
+            starting_phase(
+                record.phase,
+                ranks=journal.ranks,
+                world_size=record.world_size,
+                expected_conversions=record.expected_conversions(),
+                log=log,
+                healthy=self._health.ok,
+            )
+        )
+        if self._canary is not None:
+            if (canary := self._canary.get()) is not None:
+                self._recorder.note_canary(canary)
+                self._recorder.enter(Phase.READY)
+                return
+        elif self._health.ok:
+            # Read afresh: the health may be newer than the journal last read.
+            problem = objection(record, self._read().ranks)
+            if problem is None:
+                self._canary = self._ask()
+            elif self._lasts("objection", True):
+                raise verdict.not_accepted(problem, log=self._log)
+        seconds = self._recorder.seconds()
+        if seconds > self._start.start_timeout:
+            raise verdict.too_slow(
+                phase=self._recorder.phase,
+                seconds=seconds,
+                timeout=self._start.start_timeout,
+                in_phase=self._recorder.seconds_in_phase(),
+                asked=self._canary is not None,
+                log=self._log,
+            )
+
+    def _ask(self) -> Answer:
+        record = self._start.record
+        left = max(1.0, self._start.start_timeout - self._recorder.seconds())
+        return Answer(
+            lambda: ask_canary(
+                record.engine_url, record.served_model_name, api_key=self._start.api_key, timeout=left
+            )
+        )
+
+    def _note_health(self) -> None:
+        """Only for the log: a busy engine may be late with its answer and still serve."""
+        if self._health.ok is not self._was_ok:
+            self._was_ok = self._health.ok
+            status = self._health.status
+            self._report(f"/health: {'no answer' if status is None else status}")
+
+    def _lasts(self, name: str, condition: bool) -> bool:
+        """Whether ``condition`` has held at every look for ``PATIENCE_SECONDS``."""
+        if not condition:
+            self._waiting.pop(name, None)
+            return False
+        since = self._waiting.setdefault(name, time.monotonic())
+        return time.monotonic() - since >= PATIENCE_SECONDS
+
+    def _recent_journal(self) -> Journal:
+        if self._journal is None or time.monotonic() - self._journal_at >= JOURNAL_SECONDS:
+            self._journal = self._read()
+        return self._journal
+
+    def _read(self) -> Journal:
+        self._journal_at = time.monotonic()
+        return read_journal(self._start.state_dir)
+
+    def _death(self, journal: Journal, exit_code: int | None) -> OperatorError:
+        return verdict.death(
+            phase=self._recorder.phase,
+            seconds=self._recorder.seconds(),
+            exit_code=exit_code,
+            failures=journal.failures,
+            tail=self._child.tail(),
+            log=self._log,
+        )
+
+
+class Answer:
+    """The canary's answer, asked for in a thread that nobody has to wait for."""
+
+    def __init__(self, ask: Callable[[], Canary]) -> None:
+        self._canary: Canary | None = None
+        self._error: Exception | None = None
+        self._thread = threading.Thread(target=self._run, args=(ask,), name="canary", daemon=True)
+        self._thread.start()
+
+    def get(self) -> Canary | None:
+        """The answer, ``None`` while there is none yet.
+
+        Raises:
+            OperatorError: the completion failed.
+        """
+        if self._error is not None:
+            raise self._error
+        return self._canary
+
+    def _run(self, ask: Callable[[], Canary]) -> None:
+        try:
+            self._canary = ask()
+        except Exception as error:  # a thread's exception would otherwise only be printed
+            self._error = error

@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an earlier start left behind when its supervisor was killed. Call only while holding the lock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from kimi_k3.errors import ExitCode, OperatorError
+from kimi_k3.journal.models import FAILURE_FILE_PATTERN, RANK_FILE_PATTERN, SUPERVISOR_FILE
+from kimi_k3.journal.reader import read_journal
+from kimi_k3.supervisor.processes import end_processes
+
+GRACE_SECONDS = 5.0
+"""What processes nobody waits for any more get between SIGTERM and SIGKILL."""
+
+STALE_PATTERNS = (
+    RANK_FILE_PATTERN,
+    FAILURE_FILE_PATTERN,
+    # The journal writer's temporary files, left when a process was killed between write and rename.
+    f".{RANK_FILE_PATTERN}.*",
+    f".{FAILURE_FILE_PATTERN}.*",
+    f".{SUPERVISOR_FILE}.*",
+)
+
+
+def clear_leftovers(state_dir: Path, *, report: Callable[[str], None]) -> None:
+    """End the earlier start's processes and remove the engine's records of it.
+
+    Raises:
+        OperatorError: a process does not end, or a file cannot be removed.
+    """
+    earlier = read_journal(state_dir).supervisor
+    if earlier is not None:
+        ended, left = end_processes(earlier.start_id, state_dir, grace=GRACE_SECONDS)
+        if ended:
+            report(
+                f"ended {len(ended)} process(es) that start {earlier.start_id} left behind: "
+                f"pid {', '.join(map(str, ended))}"
+            )
+        if left:
+            raise OperatorError(
+                f"pid {', '.join(map(str, left))} of the earlier start {earlier.start_id} cannot be ended",
+                remedy="end them as their user, or restart the machine if they hang in a driver",
+                exit_code=ExitCode.IN_USE,
+            )
+    try:
+        for pattern in STALE_PATTERNS:
+            for path in state_dir.glob(pattern):
+                path.unlink(missing_ok=True)
+    except OSError as error:
+        raise OperatorError(
+            f"state directory {state_dir}: cannot remove old records: {error.strerror or error}",
+            remedy="make it writable or give another --state-dir",
+            exit_code=ExitCode.STATE,
+        ) from None

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One supervisor per state directory.
+
+The kernel drops a ``flock`` with its last open descriptor, so ``kill -9`` of a supervisor frees it.
+The file itself stays: unlinking a lock file lets two starts each hold a lock on a file of that name.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from kimi_k3.errors import ExitCode, OperatorError
+
+LOCK_FILE = "lock"
+
+
+@contextmanager
+def hold_lock(directory: Path) -> Iterator[None]:
+    """Hold the lock of the state directory ``directory``.
+
+    Raises:
+        OperatorError: another supervisor holds it (names its pid), or the file cannot be opened.
+    """
+    path = directory / LOCK_FILE
+    try:
+        # Python opens descriptors close-on-exec, so the engine does not inherit the lock.
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        raise OperatorError(
+            f"state directory {directory}: cannot open {LOCK_FILE}: {error.strerror or error}",
+            remedy="give a writable directory with --state-dir",
+            exit_code=ExitCode.STATE,
+        ) from None
+    try:
+        _acquire(descriptor, directory)
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        yield
+        os.ftruncate(descriptor, 0)
+    finally:
+        os.close(descriptor)
+
+
+def _acquire(descriptor: int, directory: Path) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        holder = os.pread(descriptor, 32, 0).decode(errors="replace").strip()
+        raise OperatorError(
+            f"state directory {directory}: in use by another supervisor"
+            + (f" (pid {holder})" if holder.isdigit() else ""),
+            remedy="stop that one, or give this start its own --state-dir",
+            exit_code=ExitCode.IN_USE,
+        ) from None
+    except OSError as error:
+        raise OperatorError(
+            f"state directory {directory}: its file system cannot lock files: {error.strerror or error}",
+            remedy="give a local directory with --state-dir",
+            exit_code=ExitCode.STATE,
+        ) from None

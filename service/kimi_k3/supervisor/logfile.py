@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``engine.log``: bounded in size, and never a reason to stop serving."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TextIO
+
+LOG_FILE = "engine.log"
+EARLIER_LOG_FILE = "engine.log.1"
+MAX_LOG_BYTES = 32 * 1024 * 1024
+
+
+class EngineLog:
+    """The engine's log of this start; when it is full, or at a new start, it becomes the earlier one.
+
+    A failing write is handed to ``report`` once; nothing is written after it.
+    """
+
+    def __init__(
+        self, directory: Path, *, report: Callable[[str], None], max_bytes: int = MAX_LOG_BYTES
+    ) -> None:
+        self._path = directory / LOG_FILE
+        self._earlier = directory / EARLIER_LOG_FILE
+        self._report = report
+        self._max_bytes = max_bytes
+        self._stream: TextIO | None = None
+        self._size = 0
+        self._attempt(self._rotate)
+
+    def write(self, line: str) -> None:
+        """Append one line."""
+        if self._stream is not None:
+            self._attempt(lambda: self._append(line))
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._stream is not None:
+            self._attempt(self._stream.close)
+        self._stream = None
+
+    def _append(self, line: str) -> None:
+        data = line + "\n"
+        size = len(data.encode(errors="replace"))
+        if self._size and self._size + size > self._max_bytes:
+            self._rotate()
+        assert self._stream is not None
+        self._stream.write(data)
+        self._stream.flush()
+        self._size += size
+
+    def _rotate(self) -> None:
+        if self._stream is not None:
+            self._stream.close()
+        if self._path.exists():
+            self._path.replace(self._earlier)
+        self._stream = self._path.open("w", encoding="utf-8", errors="replace")
+        self._size = 0
+
+    def _attempt(self, action: Callable[[], None]) -> None:
+        try:
+            action()
+        except OSError as error:
+            stream, self._stream = self._stream, None
+            self._report(
+                f"{self._path}: cannot be written: {error.strerror or error}; "
+                "the log goes on to standard output only"
+            )
+            if stream is not None and not stream.closed:
+                self._close_quietly(stream)
+
+    @staticmethod
+    def _close_quietly(stream: TextIO) -> None:
+        try:
+            stream.close()
+        except OSError:
+            # What could not be written cannot be flushed either; it was reported.
+            return

@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Keeps ``supervisor.json``: phases, heartbeat, the canary and the end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from kimi_k3.journal.models import (
+    HEARTBEAT_SECONDS,
+    SUPERVISOR_FILE,
+    Canary,
+    Ending,
+    PhaseChange,
+    SupervisorRecord,
+)
+from kimi_k3.journal.phases import Phase
+from kimi_k3.journal.writer import PatientWriter, now
+
+
+class Recorder:
+    """The record of one start; every change is written at once, and so is a heartbeat when due."""
+
+    def __init__(self, record: SupervisorRecord, state_dir: Path, *, report: Callable[[str], None]) -> None:
+        self.record = record
+        self._report = report
+        self._writer = PatientWriter(state_dir, SUPERVISOR_FILE, report=report)
+        self._begun = time.monotonic()
+        self._written = -HEARTBEAT_SECONDS
+
+    @property
+    def phase(self) -> Phase:
+        """The present phase."""
+        return self.record.phase
+
+    def seconds(self) -> float:
+        """Seconds since the start began."""
+        return time.monotonic() - self._begun
+
+    def seconds_in_phase(self) -> float:
+        """Seconds since the present phase began."""
+        return (now() - self.record.phases[-1].at).total_seconds() if self.record.phases else self.seconds()
+
+    def enter(self, phase: Phase) -> None:
+        """Go on to a later phase; entering the present one or an earlier one changes nothing."""
+        if phase.position > self.phase.position:
+            self._report(f"{phase}: {phase.description}")
+            self._change(phases=(*self.record.phases, PhaseChange(phase=phase, at=now())))
+
+    def note_engine(self, pid: int) -> None:
+        """The engine's main process is running."""
+        self._change(engine_pid=pid)
+
+    def note_canary(self, canary: Canary) -> None:
+        """The first completion worked."""
+        self._change(canary=canary)
+
+    def end(self, phase: Phase, exit_code: int, reason: str) -> None:
+        """The start ended; the first ending is the one that stays."""
+        if self.record.ending is not None:
+            return
+        ending = Ending(at=now(), exit_code=exit_code, reason=reason)
+        self._change(phases=(*self.record.phases, PhaseChange(phase=phase, at=ending.at)), ending=ending)
+
+    def beat(self) -> None:
+        """Write the record when it is about to be due."""
+        if time.monotonic() - self._written >= HEARTBEAT_SECONDS / 2:
+            self._change()
+
+    def _change(self, **changes: Any) -> None:
+        self.record = self.record.model_copy(update={**changes, "updated_at": now()})
+        self._writer.write(self.record)
+        self._written = time.monotonic()

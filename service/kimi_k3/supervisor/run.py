@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One start of the engine, from the first check to the last process gone.
+
+A plain loop: look at everything, decide with the pure modules, write the heartbeat, sleep. Whatever
+may take long (the engine's output, its health, the first completion) has a thread of its own.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable
+
+from kimi_k3.errors import ExitCode, OperatorError
+from kimi_k3.journal.phases import Phase
+from kimi_k3.plan.budget import exit_deadline_seconds
+from kimi_k3.supervisor.child import Child
+from kimi_k3.supervisor.follow import Follower
+from kimi_k3.supervisor.health import watched_health
+from kimi_k3.supervisor.logfile import EngineLog
+from kimi_k3.supervisor.phases import latest, sign_of
+from kimi_k3.supervisor.processes import end_processes
+from kimi_k3.supervisor.recorder import Recorder
+from kimi_k3.supervisor.signals import received_signals
+from kimi_k3.supervisor.start import Start
+
+TICK_SECONDS = 0.1
+END_GRACE_SECONDS = 5.0
+"""What the engine's processes get between SIGTERM and SIGKILL when the start has failed. Shorter
+than the teardown of a served engine: nothing of theirs is worth waiting for."""
+
+REMAINS_GRACE_SECONDS = 1.0
+"""The same for processes that outlived the main process, or its deadline."""
+
+
+def supervise(start: Start, *, report: Callable[[str], None], forward: Callable[[str], None]) -> int:
+    """Run ``start`` until it ends; call it while holding the state directory's lock.
+
+    Args:
+        report: gets the supervisor's own messages.
+        forward: gets the engine's lines.
+
+    Returns:
+        The exit code: 0 when it was serving and was asked to end, 128 + signal when it was still
+        starting.
+
+    Raises:
+        OperatorError: the start failed. No process of it is left.
+    """
+    recorder = Recorder(start.record, start.state_dir, report=report)
+    with received_signals() as signals:
+        try:
+            recorder.enter(Phase.PREFLIGHT)
+            for check in start.checks:
+                check()
+            return _run_engine(start, recorder, signals, report=report, forward=forward)
+        except OperatorError as error:
+            recorder.end(Phase.FAILED, error.exit_code, str(error))
+            raise
+        except Exception as error:
+            recorder.end(Phase.FAILED, ExitCode.FAILED, f"defect of the supervisor: {error!r}")
+            raise
+
+
+def _run_engine(
+    start: Start,
+    recorder: Recorder,
+    signals: list[signal.Signals],
+    *,
+    report: Callable[[str], None],
+    forward: Callable[[str], None],
+) -> int:
+    log = EngineLog(start.state_dir, report=report)
+    announced = Phase.PENDING
+
+    def take(line: str) -> None:
+        nonlocal announced
+        forward(line)
+        log.write(line)
+        announced = latest(announced, sign_of(line))
+
+    try:
+        child = Child(start.record.argv, start.environment, secret=start.api_key, sink=take)
+    except OSError as error:
+        log.close()
+        raise OperatorError(
+            f"cannot execute {start.record.argv[0]}: {error.strerror or error}",
+            remedy="reinstall the Python environment of vLLM",
+            exit_code=ExitCode.ENGINE,
+        ) from None
+    grace = END_GRACE_SECONDS
+    try:
+        recorder.note_engine(child.pid)
+        recorder.enter(Phase.LOADING)
+        with watched_health(start.record.engine_url) as health:
+            follower = Follower(start, recorder, child, health, report=report)
+            while not signals:
+                follower.look(announced)
+                recorder.beat()
+                time.sleep(TICK_SECONDS)
+        served = recorder.phase is Phase.READY
+        code = _drain(start, recorder, child, signals, served=served, report=report)
+        grace = REMAINS_GRACE_SECONDS if len(signals) == 1 else 0.0
+    except OperatorError as error:
+        # Known at once, not only after the last process is gone.
+        recorder.end(Phase.FAILED, error.exit_code, str(error))
+        raise
+    finally:
+        _end_everything(start, child, grace=grace, report=report)
+        log.close()
+    recorder.end(
+        Phase.STOPPED, code, f"{signals[0].name} {'while serving' if served else 'during the start'}"
+    )
+    report("stopped")
+    return code
+
+
+def _drain(
+    start: Start,
+    recorder: Recorder,
+    child: Child,
+    signals: list[signal.Signals],
+    *,
+    served: bool,
+    report: Callable[[str], None],
+) -> int:
+    """Ask the engine to end and wait for it; what is left afterwards is ended by force."""
+    report(f"{signals[0].name} during {recorder.phase} after {recorder.seconds():.0f} s")
+    # Readers stop sending requests before vLLM refuses new ones.
+    recorder.enter(Phase.DRAINING)
+    child.terminate()
+    patience = exit_deadline_seconds(start.drain_timeout, serving=served)
+    deadline = time.monotonic() + patience
+    while child.poll() is None:
+        if len(signals) > 1:
+            report(f"{signals[1].name} again: ending at once")
+            break
+        if time.monotonic() > deadline:
+            report(f"vLLM did not end within {patience:.0f} s: ending it by force")
+            break
+        recorder.beat()
+        time.sleep(TICK_SECONDS)
+    return int(ExitCode.OK) if served else 128 + signals[0]
+
+
+def _end_everything(start: Start, child: Child, *, grace: float, report: Callable[[str], None]) -> None:
+    _, left = end_processes(start.record.start_id, start.state_dir, session=child.pid, grace=grace)
+    child.close(seconds=1.0)
+    if left:
+        report(f"pid {', '.join(map(str, left))} cannot be ended; a driver may hold it in the kernel")

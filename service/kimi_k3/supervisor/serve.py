@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From an operator's options to a supervised start."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shlex
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+from kimi_k3.checkpoint import Checkpoint, require_servable
+from kimi_k3.journal.environment import EngineEnvironment, default_state_dir
+from kimi_k3.journal.models import CheckpointSummary, SupervisorRecord
+from kimi_k3.journal.writer import now
+from kimi_k3.plan.fit import check_fit
+from kimi_k3.plan.launch import ENGINE_MODULE, Deployment, Launch, build_launch, child_environment, overridden
+from kimi_k3.plan.options import Options, decide
+from kimi_k3.plan.secret import read_api_key
+from kimi_k3.preflight.cores import check_cores
+from kimi_k3.preflight.engine import check_plugin_allowed, check_plugin_visible, check_vllm_installed
+from kimi_k3.preflight.network import check_port_free
+from kimi_k3.preflight.state import check_state_dir
+from kimi_k3.profiles.load import load_profile
+from kimi_k3.profiles.schema import Device
+from kimi_k3.supervisor.leftovers import clear_leftovers
+from kimi_k3.supervisor.lock import hold_lock
+from kimi_k3.supervisor.redact import redact
+from kimi_k3.supervisor.run import supervise
+from kimi_k3.supervisor.start import Start
+
+ENGINE_COMMAND = (sys.executable, "-m", ENGINE_MODULE)
+ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+"""Where a server that listens everywhere is reached from this machine."""
+
+
+def serve(
+    options: Options,
+    *,
+    profile_name: str,
+    state_dir: Path | None,
+    api_key_file: Path | None,
+    dry_run: bool,
+    engine_command: Sequence[str] = ENGINE_COMMAND,
+) -> int:
+    """Check, start and supervise; with ``dry_run`` only print what would be started.
+
+    Everything that needs no lock is checked first, so that a mistake does not disturb a start that runs.
+
+    Returns:
+        The exit code of a start that was asked to end.
+
+    Raises:
+        OperatorError: the start is not possible, or it failed.
+    """
+    profile = load_profile(profile_name)
+    api_key = read_api_key(api_key_file, os.environ)
+    deployment = decide(
+        options,
+        profile,
+        # Absolute: the engine's processes may run elsewhere, and the name is part of what marks them.
+        state_dir=(state_dir or default_state_dir()).expanduser().resolve(),
+        start_id=f"{now():%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}",
+        consent_in_environment=EngineEnvironment.read().accept_lossy,
+    )
+    cores = os.sched_getaffinity(0)
+    if profile.device is Device.CPU:
+        check_cores(cores, deployment.tensor_parallel_size)
+    checkpoint = require_servable(options.checkpoint)
+    check_fit(deployment, checkpoint.config.text_config)
+    launch = build_launch(deployment, cores=cores, engine_command=engine_command)
+    if dry_run:
+        print(as_script(launch))
+        return 0
+    check_state_dir(deployment.state_dir)
+    report = partial(_report, secret=api_key)
+    with hold_lock(deployment.state_dir):
+        clear_leftovers(deployment.state_dir, report=report)
+        for line in overridden(launch, os.environ):
+            report(line)
+        start = Start(
+            record=first_record(deployment, launch, checkpoint),
+            state_dir=deployment.state_dir,
+            environment=child_environment(launch, os.environ, api_key=api_key),
+            api_key=api_key,
+            start_timeout=deployment.start_timeout,
+            drain_timeout=deployment.drain_timeout,
+            checks=_checks(deployment, os.environ),
+        )
+        return supervise(start, report=report, forward=_Forward())
+
+
+def as_script(launch: Launch) -> str:
+    """The launch as a shell script, with the reasons as comments."""
+    lines = []
+    for name, value in launch.environment.items():
+        reason = launch.reasons.get(name)
+        lines.append(f"export {name}={shlex.quote(value)}" + (f"  # {reason}" if reason else ""))
+    lines += [f"# {word}: {launch.reasons[word]}" for word in launch.argv if word in launch.reasons]
+    return "\n".join([*lines, f"exec {shlex.join(launch.argv)}"])
+
+
+def first_record(deployment: Deployment, launch: Launch, checkpoint: Checkpoint) -> SupervisorRecord:
+    """The record with which a start begins."""
+    moment = now()
+    return SupervisorRecord(
+        start_id=deployment.start_id,
+        pid=os.getpid(),
+        started_at=moment,
+        updated_at=moment,
+        profile=deployment.profile.name,
+        checkpoint=summary(checkpoint),
+        served_model_name=deployment.served_model_name,
+        weights=deployment.weights,
+        scale_rule=deployment.scale_rule if deployment.weights.lossy else None,
+        consent=deployment.consent,
+        world_size=deployment.tensor_parallel_size,
+        engine_url=engine_url(deployment.host, deployment.port),
+        argv=launch.argv,
+    )
+
+
+def summary(checkpoint: Checkpoint) -> CheckpointSummary:
+    """What the journal keeps of a checkpoint."""
+    assert checkpoint.total_bytes is not None, "require_servable lets only whole checkpoints pass"
+    return CheckpointSummary(
+        path=checkpoint.path,
+        total_bytes=checkpoint.total_bytes,
+        shards=len(checkpoint.shards),
+        decoder_layers=checkpoint.layers,
+        moe_layers=checkpoint.moe_layers,
+        experts=checkpoint.experts,
+    )
+
+
+def engine_url(host: str, port: int) -> str:
+    """How this machine reaches a server that listens on ``host:port``."""
+    reachable = ANY_ADDRESS.get(host, host)
+    return f"http://[{reachable}]:{port}" if ":" in reachable else f"http://{reachable}:{port}"
+
+
+def _checks(deployment: Deployment, environment: Mapping[str, str]) -> tuple[Callable[[], None], ...]:
+    return (
+        check_vllm_installed,
+        check_plugin_visible,
+        partial(check_plugin_allowed, environment),
+        partial(check_port_free, deployment.host, deployment.port),
+    )
+
+
+def _report(line: str, *, secret: str | None) -> None:
+    print(f"kimi-k3: {redact(line, secret)}", file=sys.stderr, flush=True)
+
+
+class _Forward:
+    """Prints the engine's lines until nobody reads them any more."""
+
+    def __init__(self) -> None:
+        self._reader_is_there = True
+
+    def __call__(self, line: str) -> None:
+        if not self._reader_is_there:
+            return
+        try:
+            print(line, flush=True)
+        except (OSError, ValueError):
+            # Whoever read our output has gone. Serving goes on, engine.log still has every line.
+            self._reader_is_there = False

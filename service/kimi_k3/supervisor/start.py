@@ -1,0 +1,27 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Everything that one start is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from kimi_k3.journal.models import SupervisorRecord
+
+
+@dataclass(frozen=True, kw_only=True)
+class Start:
+    """Everything that one start is made of.
+
+    ``environment`` is vLLM's whole environment; it holds ``api_key`` and is never written anywhere.
+    ``checks`` raise an :class:`OperatorError` when this machine cannot run the start.
+    """
+
+    record: SupervisorRecord
+    state_dir: Path
+    environment: dict[str, str] = field(repr=False)
+    api_key: str | None = field(repr=False)
+    start_timeout: float
+    drain_timeout: float
+    checks: Sequence[Callable[[], None]]

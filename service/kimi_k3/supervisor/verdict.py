@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Why a start failed, in one line with a remedy. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from kimi_k3.diagnosis.match import diagnose
+from kimi_k3.errors import ExitCode, OperatorError
+from kimi_k3.journal.models import FailureRecord
+from kimi_k3.journal.phases import STARTING, Phase
+
+
+def death(
+    *,
+    phase: Phase,
+    seconds: float,
+    exit_code: int | None,
+    failures: Sequence[FailureRecord],
+    tail: Sequence[str],
+    log: Path,
+) -> OperatorError:
+    """The engine ended by itself, or one of its processes gave up.
+
+    What an engine process reported about itself comes before the catalogue's reading of the log,
+    and that before what the exit code alone tells.
+
+    Args:
+        seconds: since the start began.
+        exit_code: of the main process, as :mod:`subprocess` gives it; ``None`` while it runs.
+        failures: reported by the engine's processes in this start, the first one first.
+        tail: the last lines of the log.
+        log: where the whole log is.
+    """
+    when = f"vLLM failed {_during(phase)} after {seconds:.0f} s"
+    if failures:
+        return _error(f"{when}: {failures[0].what}", failures[0].remedy)
+    found = diagnose(tail, exit_code)
+    if found is not None:
+        return _error(f"{when}: {found.cause}", f"{found.remedy} (log: {log})")
+    ended = "without an error" if exit_code == 0 else f"with exit code {exit_code}"
+    return _error(f"{when}: it ended {ended} and no known message", f"read the end of {log}")
+
+
+def lost_rank(
+    *, ranks: Sequence[int], phase: Phase, seconds: float, tail: Sequence[str], log: Path
+) -> OperatorError:
+    """A worker is gone and vLLM did not end (vllm-project/vllm#32116)."""
+    names = ", ".join(map(str, ranks))
+    what = f"vLLM failed {_during(phase)} after {seconds:.0f} s: the process of rank {names} is gone"
+    found = diagnose(tail, None)
+    if found is not None:
+        return _error(f"{what}: {found.cause}", f"{found.remedy} (log: {log})")
+    return _error(what, f"look in dmesg for oom-kill, and read the end of {log}")
+
+
+def too_slow(
+    *, phase: Phase, seconds: float, timeout: float, in_phase: float, asked: bool, log: Path
+) -> OperatorError:
+    """The start timeout is over.
+
+    Args:
+        asked: whether the first completion was asked for.
+        seconds: since the start began.
+        in_phase: seconds since the present phase began.
+    """
+    return _error(
+        f"the start is not ready after {seconds:.0f} s (--start-timeout {timeout:g}): it is {_during(phase)} "
+        f"since {in_phase:.0f} s" + (", waiting for the first completion" if asked else ""),
+        f"raise --start-timeout if it was getting on, else read the end of {log}",
+    )
+
+
+def not_accepted(objection: str, *, log: Path) -> OperatorError:
+    """The engine answers, but not every rank did what was asked."""
+    return _error(
+        f"the engine is up but may not serve: {objection}",
+        f"look for 'kimi_k3' in {log}",
+    )
+
+
+def _during(phase: Phase) -> str:
+    return f"in phase {phase}" if phase in STARTING else f"while {phase.description}"
+
+
+def _error(what: str, remedy: str) -> OperatorError:
+    return OperatorError(what, remedy=remedy, exit_code=ExitCode.ENGINE)

@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import shutil
+import stat
+import threading
+from pathlib import Path
+
+import pytest
+
+from kimi_k3.journal.models import SUPERVISOR_FILE, Record, rank_file
+from kimi_k3.journal.reader import Journal, read_journal
+from kimi_k3.journal.writer import PatientWriter, write_record
+
+from .records import rank, supervisor
+
+
+def test_reader_never_sees_a_part(tmp_path: Path) -> None:
+    """A reader that polls while records of changing size are written sees whole ones only."""
+    stop = threading.Event()
+    sizes = (1, 4000)
+    write_record(tmp_path, SUPERVISOR_FILE, supervisor())
+
+    def keep_writing() -> None:
+        turn = 0
+        while not stop.is_set():
+            turn += 1
+            argv = ("x" * 50,) * sizes[turn % 2]
+            write_record(tmp_path, SUPERVISOR_FILE, supervisor(argv=argv))
+            write_record(tmp_path, rank_file(0), rank(0, pid=turn))
+
+    writer = threading.Thread(target=keep_writing)
+    writer.start()
+    seen: list[Journal] = []
+    try:
+        seen.extend(read_journal(tmp_path) for _ in range(200))
+    finally:
+        stop.set()
+        writer.join()
+    assert [journal.faults for journal in seen if journal.faults] == []
+    assert {len(journal.supervisor.argv) for journal in seen if journal.supervisor} >= set(sizes)
+    assert len({journal.ranks for journal in seen}) > 1
+
+
+def test_other_users_may_read(tmp_path: Path) -> None:
+    """The sidecar may run as another user than the engine."""
+    write_record(tmp_path, SUPERVISOR_FILE, supervisor())
+    assert stat.S_IMODE((tmp_path / SUPERVISOR_FILE).stat().st_mode) == 0o644
+
+
+def test_failed_write_leaves_nothing_behind(tmp_path: Path) -> None:
+    """A directory that cannot be written must not fill up with temporary files."""
+    (tmp_path / SUPERVISOR_FILE).mkdir()
+    with pytest.raises(OSError, match="directory"):
+        write_record(tmp_path, SUPERVISOR_FILE, supervisor())
+    assert [path.name for path in tmp_path.iterdir()] == [SUPERVISOR_FILE]
+
+
+def test_failed_encoding_keeps_the_old_record(tmp_path: Path) -> None:
+    """Text that cannot be written is a defect of the caller; the last good record stays."""
+    write_record(tmp_path, SUPERVISOR_FILE, supervisor())
+    odd: Record = supervisor().model_copy(update={"profile": "\ud800"})
+    with pytest.raises(ValueError, match="surrogate"):
+        write_record(tmp_path, SUPERVISOR_FILE, odd)
+    assert read_journal(tmp_path).supervisor == supervisor()
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_patience_with_a_directory_that_is_gone(tmp_path: Path) -> None:
+    """The engine goes on serving; its log tells once that it broke and once that it healed."""
+    directory = tmp_path / "state"
+    directory.mkdir()
+    reports: list[str] = []
+    writer = PatientWriter(directory, SUPERVISOR_FILE, report=reports.append)
+    assert writer.write(supervisor())
+    shutil.rmtree(directory)
+    assert [writer.write(supervisor()) for _ in range(3)] == [False] * 3
+    assert len(reports) == 1
+    assert "No such file or directory" in reports[0]
+    assert "serving goes on" in reports[0]
+    directory.mkdir()
+    assert writer.write(supervisor())
+    assert writer.write(supervisor())
+    assert len(reports) == 2
+    assert "works again" in reports[1]
+    assert read_journal(directory).supervisor == supervisor()
+
+
+def test_patience_with_a_file_in_place_of_the_directory(tmp_path: Path) -> None:
+    """A second breakdown is reported again."""
+    directory = tmp_path / "state"
+    directory.touch()
+    reports: list[str] = []
+    writer = PatientWriter(directory, rank_file(0), report=reports.append)
+    assert not writer.write(rank(0))
+    directory.unlink()
+    directory.mkdir()
+    assert writer.write(rank(0))
+    shutil.rmtree(directory)
+    assert not writer.write(rank(0))
+    assert ["cannot write" in report for report in reports] == [True, False, True]

@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Core lists and time budgets, for all input."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kimi_k3.plan.budget import (
+    TEARDOWN_SECONDS,
+    engine_ready_timeout_seconds,
+    engine_shutdown_timeout_seconds,
+    exit_deadline_seconds,
+)
+from kimi_k3.plan.cores import core_lists
+
+
+@given(cores=st.sets(st.integers(0, 511), min_size=1), ranks=st.integers(1, 16))
+def test_ranks_get_equal_disjoint_lists_of_allowed_cores(cores: set[int], ranks: int) -> None:
+    """Two ranks on one core would wait for each other at every barrier."""
+    if len(cores) < ranks:
+        with pytest.raises(ValueError, match="need at least"):
+            core_lists(cores, ranks)
+        return
+    lists = [[int(core) for core in part.split(",")] for part in core_lists(cores, ranks).split("|")]
+    assert len(lists) == ranks
+    assert len({len(part) for part in lists}) == 1
+    used = [core for part in lists for core in part]
+    assert len(set(used)) == len(used)
+    assert set(used) <= cores
+    assert len(cores) - len(used) < ranks
+
+
+@given(st.floats(0, 1e6))
+def test_vllms_budgets_are_never_below_ours(seconds: float) -> None:
+    """The message that knows the phase must come first, and a drain must not be cut short."""
+    assert engine_ready_timeout_seconds(seconds) > seconds
+    assert engine_shutdown_timeout_seconds(seconds) >= seconds
+    # vLLM's teardown takes up to 15 s on ROCm after the last request.
+    assert exit_deadline_seconds(seconds, serving=True) >= seconds + 15
+    assert exit_deadline_seconds(seconds, serving=False) == TEARDOWN_SECONDS

@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The argv and environment of vLLM, from a deployment."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from kimi_k3.journal.models import ConsentSource, ScaleRule, Weights
+from kimi_k3.plan.launch import Deployment, Launch, build_launch, child_environment, overridden
+from kimi_k3.profiles.load import load_profile, profile_names
+
+COMMAND = ("python", "-m", "engine")
+
+DEPLOYMENT = Deployment(
+    profile=load_profile("cpu-tiny"),
+    checkpoint=Path("/models/k3"),
+    state_dir=Path("/state"),
+    start_id="s1",
+    weights=Weights.MXFP4,
+    scale_rule=ScaleRule.MSE,
+    consent=None,
+    host="127.0.0.1",
+    port=8000,
+    served_model_name="kimi-k3",
+    tensor_parallel_size=1,
+    expert_parallel=False,
+    start_timeout=600,
+    drain_timeout=30,
+)
+INT4 = replace(DEPLOYMENT, weights=Weights.INT4, consent=ConsentSource.FLAG)
+
+
+def launch(deployment: Deployment) -> Launch:
+    return build_launch(deployment, cores={0, 1, 2, 3}, engine_command=COMMAND)
+
+
+def value(deployment: Deployment, flag: str) -> str:
+    argv = launch(deployment).argv
+    assert argv.count(flag) == 1
+    return argv[argv.index(flag) + 1]
+
+
+def test_the_engine_command_comes_first() -> None:
+    """What runs vLLM is the caller's choice; everything after it is vLLM's."""
+    assert launch(DEPLOYMENT).argv[:5] == (*COMMAND, "--model", "/models/k3")
+
+
+@pytest.mark.parametrize("deployment", [DEPLOYMENT, INT4])
+def test_our_loader_always_loads(deployment: Deployment) -> None:
+    """Without the plugin vLLM does not know the loader's name and refuses, instead of serving unseen."""
+    assert value(deployment, "--load-format") == "kimi_k3"
+
+
+def test_int4_asks_vllm_for_int4_and_mxfp4_does_not() -> None:
+    """vLLM's own opt-in gate is the only switch of the conversion."""
+    assert value(INT4, "--quantization-config.moe.weight") == "int4_per_group_32"
+    assert not any("quantization" in word for word in launch(DEPLOYMENT).argv)
+
+
+def test_expert_parallel_is_a_switch() -> None:
+    """Absent unless asked for."""
+    assert "--enable-expert-parallel" not in launch(DEPLOYMENT).argv
+    assert "--enable-expert-parallel" in launch(replace(DEPLOYMENT, expert_parallel=True)).argv
+
+
+def test_an_operators_value_replaces_the_profiles() -> None:
+    """A flag stands in argv once, with the operator's value."""
+    changed = replace(DEPLOYMENT, max_model_len=512, max_num_seqs=2, dtype="bfloat16")
+    assert value(changed, "--max-model-len") == "512"
+    assert value(changed, "--max-num-seqs") == "2"
+    assert value(changed, "--dtype") == "bfloat16"
+
+
+@pytest.mark.parametrize(("longest", "batched"), [(512, "1024"), (1024, "1024"), (4096, "4096")])
+def test_a_step_holds_the_longest_prompt(longest: int, batched: str) -> None:
+    """Without chunked prefill vLLM refuses a batch smaller than the longest prompt."""
+    assert value(replace(DEPLOYMENT, max_model_len=longest), "--max-num-batched-tokens") == batched
+
+
+def test_the_engine_is_told_what_was_decided() -> None:
+    """The plugin in each process reads exactly these."""
+    told = launch(INT4).environment
+    assert told["KIMI_K3_STATE_DIR"] == "/state"
+    assert told["KIMI_K3_START_ID"] == "s1"
+    assert told["KIMI_K3_WEIGHTS"] == "int4"
+    assert told["KIMI_K3_SCALE_RULE"] == "mse"
+    assert told["KIMI_K3_ACCEPT_LOSSY"] == "1"
+    assert launch(DEPLOYMENT).environment["KIMI_K3_ACCEPT_LOSSY"] == "0"
+
+
+@pytest.mark.parametrize("timeout", [0.5, 600, 7200])
+def test_vllm_is_more_patient_than_we_are(timeout: float) -> None:
+    """vLLM's ready timeout of 600 s ends a start that still loads (vllm-project/vllm#48031)."""
+    environment = launch(replace(DEPLOYMENT, start_timeout=timeout)).environment
+    assert int(environment["VLLM_ENGINE_READY_TIMEOUT_S"]) >= timeout
+
+
+def test_each_rank_has_its_cores() -> None:
+    """vLLM's automatic binding refuses more ranks than NUMA nodes."""
+    two = launch(replace(DEPLOYMENT, tensor_parallel_size=2)).environment
+    assert two["VLLM_CPU_OMP_THREADS_BIND"] == "0,1|2,3"
+
+
+def test_the_key_goes_only_into_the_childs_environment() -> None:
+    """A launch can be printed; our own variable with the key does not go on to the engine."""
+    inherited = {"PATH": "/bin", "KIMI_K3_API_KEY": "secret"}
+    environment = child_environment(launch(DEPLOYMENT), inherited, api_key="secret")
+    assert environment["VLLM_API_KEY"] == "secret"
+    assert "KIMI_K3_API_KEY" not in environment
+    assert environment["PATH"] == "/bin"
+    assert "secret" not in repr(launch(DEPLOYMENT))
+
+
+def test_no_key_no_variable() -> None:
+    """An empty key would be a key."""
+    assert "VLLM_API_KEY" not in child_environment(launch(DEPLOYMENT), {}, api_key=None)
+
+
+def test_a_replaced_variable_is_told() -> None:
+    """An operator who set it would otherwise wonder why it has no effect."""
+    plan = launch(DEPLOYMENT)
+    assert overridden(plan, {"VLLM_CPU_KVCACHE_SPACE": "40"}) == (
+        "environment variable VLLM_CPU_KVCACHE_SPACE='40' is replaced by '1'",
+    )
+    assert overridden(plan, {"VLLM_CPU_KVCACHE_SPACE": "1", "HOME": "/root"}) == ()
+
+
+PARSE = """
+import sys
+from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+arguments = make_arg_parser(FlexibleArgumentParser()).parse_args(sys.argv[1:])
+validate_parsed_serve_args(arguments)
+print(arguments.load_format, arguments.max_model_len, arguments.quantization_config.moe)
+"""
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("name", profile_names())
+def test_vllm_understands_every_flag(name: str) -> None:
+    """The real parser of the installed vLLM, because a flag that was renamed fails only there."""
+    pytest.importorskip("vllm.version")
+    deployment = replace(
+        INT4, profile=load_profile(name), tensor_parallel_size=2, expert_parallel=True, dtype="float32"
+    )
+    argv = build_launch(deployment, cores={0, 1}, engine_command=()).argv
+    done = subprocess.run([sys.executable, "-c", PARSE, *argv], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "kimi_k3 1024 int4_per_group_32"

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From the command line's values to a decided deployment, and the consent to lossy weights."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kimi_k3.errors import ExitCode, OperatorError
+from kimi_k3.journal.models import ConsentSource, ScaleRule, Weights
+from kimi_k3.plan.consent import require_consent
+from kimi_k3.plan.launch import Deployment
+from kimi_k3.plan.options import Options, decide
+from kimi_k3.profiles.load import load_profile
+
+OPTIONS = Options(checkpoint=Path("/k3"), host="127.0.0.1", port=8000, served_model_name="kimi-k3")
+
+
+def decided(options: Options, *, consent: bool = False) -> Deployment:
+    return decide(
+        options,
+        load_profile("cpu-tiny"),
+        state_dir=Path("/state"),
+        start_id="s1",
+        consent_in_environment=consent,
+    )
+
+
+def test_the_profile_decides_what_the_operator_leaves_open() -> None:
+    """A bare ``kimi-k3 serve DIR`` is a complete deployment."""
+    deployment = decided(OPTIONS)
+    assert deployment.weights is Weights.MXFP4
+    assert deployment.tensor_parallel_size == 1
+    assert deployment.start_timeout == 600
+    assert not deployment.expert_parallel
+
+
+def test_a_drain_of_zero_is_a_choice() -> None:
+    """0 means to abort requests at once; it must not fall back to the profile's."""
+    assert decided(replace(OPTIONS, drain_timeout=0.0)).drain_timeout == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "part"),
+    [
+        ({"weights": "int5"}, "did you mean 'int4'?"),
+        ({"weights": "fp8"}, "use one of int4, mxfp4"),
+        ({"scale_rule": "msee"}, "did you mean 'mse'?"),
+        ({"dtype": "bf16"}, "did you mean 'bfloat16'?"),
+        ({"port": 0}, "1 to 65535"),
+        ({"port": 65536}, "1 to 65535"),
+        ({"tensor_parallel_size": 0}, "--tensor-parallel-size 0"),
+        ({"max_model_len": -1}, "--max-model-len -1"),
+        ({"max_num_seqs": 0}, "--max-num-seqs 0"),
+        ({"start_timeout": 0.0}, "more than 0"),
+        ({"start_timeout": float("nan")}, "--start-timeout nan"),
+        ({"drain_timeout": -1.0}, "0 or more"),
+        ({"drain_timeout": float("inf")}, "--drain-timeout inf"),
+        ({"served_model_name": "--port"}, "--served-model-name"),
+        ({"served_model_name": "two words"}, "--served-model-name"),
+        ({"host": ""}, "--host"),
+    ],
+)
+def test_an_impossible_value_is_named_with_the_nearest_possible_one(
+    change: dict[str, Any], part: str
+) -> None:
+    """vLLM would find it too, after its imports, and in a page of text."""
+    with pytest.raises(OperatorError) as caught:
+        decided(replace(OPTIONS, **change))
+    assert part in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert caught.value.exit_code is ExitCode.USAGE
+
+
+@pytest.mark.parametrize(
+    ("weights", "flag", "environment", "source"),
+    [
+        (Weights.MXFP4, False, False, None),
+        (Weights.MXFP4, True, True, None),
+        (Weights.INT4, True, False, ConsentSource.FLAG),
+        (Weights.INT4, True, True, ConsentSource.FLAG),
+        (Weights.INT4, False, True, ConsentSource.ENVIRONMENT),
+    ],
+)
+def test_where_consent_comes_from(
+    weights: Weights, flag: bool, environment: bool, source: ConsentSource | None
+) -> None:
+    """The journal records who consented; lossless weights need nobody."""
+    assert require_consent(weights, ScaleRule.MSE, flag=flag, environment=environment) is source
+
+
+@pytest.mark.parametrize(("rule", "figure"), [(ScaleRule.MSE, "0.004"), (ScaleRule.AMAX, "0.010")])
+def test_without_consent_the_loss_is_spelled_out(rule: ScaleRule, figure: str) -> None:
+    """Nobody can consent to what they are not told: what is lossy, how much, and what is not."""
+    with pytest.raises(OperatorError) as caught:
+        require_consent(Weights.INT4, rule, flag=False, environment=False)
+    text = str(caught.value)
+    assert caught.value.exit_code is ExitCode.CONSENT
+    for part in ("routed experts", "one bf16 scale per 32", figure, "/conversion", "--weights mxfp4"):
+        assert part in text
+    assert "\n" not in text

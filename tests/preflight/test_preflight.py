@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Each check of this machine, passing and failing."""
+
+from __future__ import annotations
+
+import socket
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+from kimi_k3.errors import ExitCode, OperatorError
+from kimi_k3.preflight import engine
+from kimi_k3.preflight.cores import check_cores
+from kimi_k3.preflight.network import check_port_free
+from kimi_k3.preflight.state import check_state_dir
+
+
+def test_a_state_directory_is_created(tmp_path: Path) -> None:
+    """The first start on a machine needs no preparation, and the probe leaves nothing."""
+    check_state_dir(tmp_path / "a" / "b")
+    assert list((tmp_path / "a" / "b").iterdir()) == []
+
+
+def test_a_state_directory_below_a_file(tmp_path: Path) -> None:
+    """Named with the reason; root, too, cannot create it."""
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OperatorError, match="Not a directory") as caught:
+        check_state_dir(tmp_path / "file" / "state")
+    assert caught.value.exit_code is ExitCode.STATE
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
+def test_a_port_that_is_taken(host: str) -> None:
+    """Taken on one address is taken for all of them."""
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(OperatorError, match=f"--port {port}") as caught:
+            check_port_free(host, port)
+    assert caught.value.exit_code is ExitCode.IN_USE
+    check_port_free(host, port)
+
+
+@pytest.mark.parametrize("host", ["no.such.host.invalid", "192.0.2.1"])
+def test_a_host_that_is_not_ours(host: str) -> None:
+    """A name nobody knows, and an address of another machine (RFC 5737)."""
+    with pytest.raises(OperatorError, match=host) as caught:
+        check_port_free(host, 8000)
+    assert caught.value.exit_code is ExitCode.USAGE
+
+
+def test_vllm_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The remedy says what to install."""
+    monkeypatch.setattr(engine, "find_spec", lambda name: None)
+    with pytest.raises(OperatorError, match=r"kimi-k3-gfx942\[cpu\]"):
+        engine.check_vllm_installed()
+
+
+def test_the_plugin_is_declared_by_this_distribution() -> None:
+    """Without the entry point vLLM would serve without converting and without a word."""
+    engine.check_plugin_visible()
+
+
+def test_the_plugin_is_not_declared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when the package is only on PYTHONPATH."""
+    monkeypatch.setattr(metadata, "entry_points", lambda **_: ())
+    with pytest.raises(OperatorError, match=r"vllm\.general_plugins"):
+        engine.check_plugin_visible()
+
+
+@pytest.mark.parametrize("allowed", [None, "kimi_k3", "other,kimi_k3"])
+def test_plugins_that_include_ours(allowed: str | None) -> None:
+    """Unset means all of them."""
+    engine.check_plugin_allowed({} if allowed is None else {"VLLM_PLUGINS": allowed})
+
+
+@pytest.mark.parametrize("allowed", ["", "other", "kimi_k3_old"])
+def test_plugins_that_exclude_ours(allowed: str) -> None:
+    """vLLM leaves it out silently; an empty list allows none."""
+    with pytest.raises(OperatorError, match="VLLM_PLUGINS"):
+        engine.check_plugin_allowed({"VLLM_PLUGINS": allowed})
+
+
+def test_cores() -> None:
+    """One per rank is enough, fewer are refused with the number there is."""
+    check_cores({3, 4}, 2)
+    with pytest.raises(OperatorError, match="may use 2"):
+        check_cores({3, 4}, 3)

@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A real deployment for tests: `kimi-k3 serve` with vLLM as its child, and `kimi-k3 sidecar` beside it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+COMMAND = str(Path(sys.executable).with_name("kimi-k3"))
+START_SECONDS = 400
+"""A start takes 20 to 60 s on two idle cores; a test machine may be busy."""
+
+
+@dataclass(frozen=True)
+class Mode:
+    """What a deployment serves, and how it is spread."""
+
+    weights: str = "mxfp4"
+    scale_rule: str = "mse"
+    ranks: int = 1
+    expert_parallel: bool = False
+
+    def __str__(self) -> str:
+        spread = f"tp{self.ranks}" + ("-ep" if self.expert_parallel else "")
+        return f"{self.reference_weights}-{spread}"
+
+    @property
+    def reference_weights(self) -> str:
+        """The reference's name for these weights."""
+        return self.weights if self.weights == "mxfp4" else f"int4-{self.scale_rule}"
+
+    def arguments(self) -> list[str]:
+        arguments = ["--weights", self.weights, "--tensor-parallel-size", str(self.ranks)]
+        if self.weights == "int4":
+            arguments += ["--accept-lossy", "--scale-rule", self.scale_rule]
+        if self.expert_parallel:
+            arguments.append("--expert-parallel")
+        return arguments
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """A deployment that is ready."""
+
+    mode: Mode
+    supervisor: subprocess.Popen[bytes]
+    engine_url: str
+    sidecar_url: str
+    state_dir: Path
+    log: Path
+    api_key: str | None
+
+    def sidecar(self, path: str) -> httpx.Response:
+        return httpx.get(self.sidecar_url + path, timeout=30)
+
+    def complete(self, prompt: list[int], tokens: int) -> list[int]:
+        """Greedy continuation of a prompt of token ids, as token ids."""
+        headers = {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
+        body = {
+            "model": "kimi-k3",
+            "prompt": prompt,
+            "max_tokens": tokens,
+            "temperature": 0,
+            "ignore_eos": True,
+            "return_token_ids": True,
+        }
+        response = httpx.post(f"{self.engine_url}/v1/completions", json=body, headers=headers, timeout=300)
+        response.raise_for_status()
+        answer: Any = response.json()["choices"][0]["token_ids"]
+        return list(answer)
+
+
+def free_port() -> int:
+    """A port that nobody listens on at the moment."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def environment(**more: str) -> dict[str, str]:
+    """This process's environment without the project's own variables."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("KIMI_K3_")} | more
+
+
+def processes_of(state_dir: Path) -> list[int]:
+    """Processes that were started for a state directory, by their environment."""
+    mark = f"KIMI_K3_STATE_DIR={state_dir}\0".encode()
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if mark in (process / "environ").read_bytes() + b"\0":
+                found.append(int(process.name))
+    return found
+
+
+@contextlib.contextmanager
+def started(
+    checkpoint: Path, directory: Path, mode: Mode, *, api_key: str | None = None
+) -> Iterator[Deployment]:
+    """Start, wait until ready, and end by SIGTERM; asserts a clean end with no process left."""
+    state_dir, log = directory / "state", directory / "serve.log"
+    engine_port, sidecar_port = free_port(), free_port()
+    keyed = environment(**({"KIMI_K3_API_KEY": api_key} if api_key else {}))
+    with log.open("wb") as output, (directory / "sidecar.log").open("wb") as sidecar_output:
+        supervisor = subprocess.Popen(
+            [
+                COMMAND,
+                "serve",
+                checkpoint,
+                "--port",
+                str(engine_port),
+                "--state-dir",
+                state_dir,
+                *mode.arguments(),
+            ],
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=keyed,
+        )
+        sidecar = subprocess.Popen(
+            [COMMAND, "sidecar", "--port", str(sidecar_port), "--state-dir", state_dir],
+            stdout=sidecar_output,
+            stderr=subprocess.STDOUT,
+            env=environment(),
+        )
+    deployment = Deployment(
+        mode=mode,
+        supervisor=supervisor,
+        engine_url=f"http://127.0.0.1:{engine_port}",
+        sidecar_url=f"http://127.0.0.1:{sidecar_port}",
+        state_dir=state_dir,
+        log=log,
+        api_key=api_key,
+    )
+    try:
+        _wait_until_ready(deployment)
+        yield deployment
+        supervisor.send_signal(signal.SIGTERM)
+        assert supervisor.wait(60) == 0, log.read_text()[-4000:]
+        assert processes_of(state_dir) == []
+    finally:
+        for process in (supervisor, sidecar):
+            process.kill()
+            process.wait()
+        for pid in processes_of(state_dir):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def _wait_until_ready(deployment: Deployment) -> None:
+    deadline = time.monotonic() + START_SECONDS
+    while time.monotonic() < deadline:
+        assert deployment.supervisor.poll() is None, deployment.log.read_text()[-4000:]
+        with contextlib.suppress(httpx.TransportError):
+            if deployment.sidecar("/readyz").status_code == httpx.codes.OK:
+                return
+        time.sleep(0.5)
+    raise AssertionError(f"not ready after {START_SECONDS} s:\n{deployment.log.read_text()[-4000:]}")

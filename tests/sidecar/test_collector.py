@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.metrics_core import Metric as Family
+from prometheus_client.openmetrics import parser as openmetrics
+from prometheus_client.parser import text_string_to_metric_families as parse_text
+
+from kimi_k3.sidecar.collector import exposition, make_registry
+from kimi_k3.sidecar.examples import CGROUP, HOST
+from kimi_k3.sidecar.metrics import METRICS
+from kimi_k3.sidecar.samples import Observation
+
+from .builders import NOW, health, journal, lossy, supervisor
+
+OPENMETRICS = "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5"
+
+
+def parse_openmetrics(text: str) -> list[Family]:
+    """The families of a scrape; raises when it is not OpenMetrics."""
+    return list(openmetrics.text_string_to_metric_families(text))  # type: ignore[no-untyped-call]
+
+
+def registry(**changes: str) -> CollectorRegistry:
+    """The metrics of a lossy deployment."""
+    seen = journal(supervisor(**changes)) if changes else lossy()
+    observation = Observation(journal=seen, health=health(), host=HOST, cgroup=CGROUP, now=NOW)
+    return make_registry(lambda: observation, proc=Path("/proc"))
+
+
+def test_text_can_be_parsed() -> None:
+    """Types and labels are as the table says, whatever the format."""
+    body, content_type = exposition(registry(), "")
+    assert content_type.startswith("text/plain")
+    families = {family.name: family for family in parse_text(body.decode())}
+    for metric in METRICS:
+        name = metric.name.removesuffix("_total")
+        if name in families:
+            assert families[name].documentation == metric.help
+            assert {tuple(sorted(sample.labels)) for sample in families[name].samples} == {
+                tuple(sorted(metric.labels))
+            }
+    assert "process_resident_memory_bytes" in families
+
+
+def test_openmetrics_is_negotiated() -> None:
+    """A scraper that asks for OpenMetrics gets it, whole, up to the end mark."""
+    body, content_type = exposition(registry(), OPENMETRICS)
+    assert content_type.startswith("application/openmetrics-text")
+    assert body.endswith(b"# EOF\n")
+    families = {family.name: family.type for family in parse_openmetrics(body.decode())}
+    assert families["kimi_k3"] == "info"
+    assert families["kimi_k3_cgroup_memory_oom_kills"] == "counter"
+    assert families["kimi_k3_ready"] == "gauge"
+
+
+def test_awkward_label_values() -> None:
+    """A name with quotes and line ends must not break the scrape."""
+    odd = 'a"b\\c\nd{e}=,#'
+    body, _ = exposition(registry(profile=odd), OPENMETRICS)
+    [info] = [family for family in parse_openmetrics(body.decode()) if family.name == "kimi_k3"]
+    assert info.samples[0].labels["profile"] == odd
+
+
+def test_registering_reads_nothing() -> None:
+    """The journal may not be there yet when the sidecar starts."""
+
+    def never() -> Observation:
+        raise AssertionError("read at registration")
+
+    make_registry(never, proc=Path("/proc"))

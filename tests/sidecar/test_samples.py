@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+
+from kimi_k3.journal.models import Ending, Loading, MemoryReading, PhaseChange
+from kimi_k3.journal.phases import Phase
+from kimi_k3.journal.reader import Journal
+from kimi_k3.sidecar.examples import CGROUP, HOST
+from kimi_k3.sidecar.host import HostMemory
+from kimi_k3.sidecar.metrics import METRICS
+from kimi_k3.sidecar.samples import Observation, samples
+from kimi_k3.sidecar.view import EngineHealth, EngineOutcome
+
+from .builders import NOW, at, health, journal, lossless, lossy, phases, rank, supervisor
+
+NOTHING = HostMemory(total_bytes=None, available_bytes=None, shmem_bytes=None)
+
+
+def values(seen: Journal, answer: EngineHealth | None = None) -> dict[tuple[str, ...], float]:
+    """Series by name and label values."""
+    observation = Observation(journal=seen, health=answer, host=NOTHING, cgroup=None, now=NOW)
+    found = [((one.metric.name, *one.labels), one.value) for one in samples(observation)]
+    assert len(dict(found)) == len(found), "one series was given twice"
+    return dict(found)
+
+
+def test_unknown_is_absent() -> None:
+    """An empty state directory yields what the sidecar knows itself, and no zeros for the rest."""
+    names = {key[0] for key in values(journal(None))}
+    assert names == {"kimi_k3_sidecar_info", "kimi_k3_journal_faults", "kimi_k3_ready", "kimi_k3_warnings"}
+
+
+def test_ready() -> None:
+    """1 needs a recent answer of the engine; without one it is unknown unless the journal says no."""
+    old = health(checked_at=NOW - timedelta(seconds=16))
+    assert values(lossless(), health())[("kimi_k3_ready",)] == 1
+    assert values(lossless(), health(EngineOutcome.TIMEOUT))[("kimi_k3_ready",)] == 0
+    assert ("kimi_k3_ready",) not in values(lossless())
+    assert ("kimi_k3_ready",) not in values(lossless(), old)
+    assert ("kimi_k3_engine_healthy",) not in values(lossless(), old)
+    draining = journal(supervisor(phases=phases(Phase.DRAINING)))
+    assert values(draining)[("kimi_k3_ready",)] == 0
+
+
+def test_phase() -> None:
+    """One phase is 1, all others 0, and only finished ones have a duration."""
+    seen = values(journal(supervisor(phases=phases(Phase.LOADING))))
+    current = [key[1] for key, value in seen.items() if key[0] == "kimi_k3_phase" and value == 1]
+    assert current == ["loading"]
+    assert seen[("kimi_k3_phase_duration_seconds", "preflight")] == 60
+    assert ("kimi_k3_phase_duration_seconds", "loading") not in seen
+    assert seen[("kimi_k3_phase_started_timestamp_seconds", "loading")] == at(2).timestamp()
+
+
+def test_repeated_phase_is_one_series() -> None:
+    """Two series of one name and labels would void the whole scrape."""
+    twice = tuple(PhaseChange(phase=Phase.LOADING, at=at(minute)) for minute in (1, 2, 3))
+    assert values(journal(supervisor(phases=twice)))[
+        ("kimi_k3_phase_started_timestamp_seconds", "loading")
+    ] == (at(3).timestamp())
+
+
+def test_lossless_has_no_conversion() -> None:
+    """A relative error of 0 would claim a conversion that did not happen."""
+    seen = values(lossless())
+    assert seen[("kimi_k3_lossy",)] == 0
+    assert not [key for key in seen if key[0].startswith("kimi_k3_conversion")]
+
+
+def test_conversion() -> None:
+    """Per layer and projection over ranks, and how many each rank has done."""
+    seen = values(lossy())
+    assert seen[("kimi_k3_lossy",)] == 1
+    assert seen[("kimi_k3_conversion_projections", "1")] == 4
+    assert seen[("kimi_k3_conversion_projections_expected", "1")] == 4
+    assert seen[("kimi_k3_conversion_groups", "2", "w2")] == 20
+    assert seen[("kimi_k3_conversion_relative_mse", "1", "w13")] == 0.01
+
+
+def test_rank() -> None:
+    """What a rank has measured, and nothing for what it has not."""
+    one = rank(
+        0,
+        loading=Loading(bytes_done=5, bytes_total=None, shards_done=1, shards_total=4),
+        memory=MemoryReading(kind="host", used_bytes=9),
+    )
+    seen = values(journal(supervisor(), one))
+    assert seen[("kimi_k3_loading_bytes", "0")] == 5
+    assert ("kimi_k3_loading_bytes_expected", "0") not in seen
+    assert seen[("kimi_k3_memory_used_bytes", "0", "host")] == 9
+    assert ("kimi_k3_memory_peak_bytes", "0", "host") not in seen
+
+
+def test_warnings_by_code() -> None:
+    """Every code has a series, so that an alert on it can be written before it first occurs."""
+    seen = values(lossy(), health())
+    assert seen[("kimi_k3_warnings", "lossy-weights", "warning")] == 1
+    assert seen[("kimi_k3_warnings", "journal-fault", "warning")] == 0
+
+
+def test_every_metric_occurs() -> None:
+    """A metric that nothing ever sets would be an empty panel."""
+    one = rank(
+        0,
+        loading=Loading(bytes_done=5, bytes_total=6, shards_done=1, shards_total=4),
+        memory=MemoryReading(kind="host", used_bytes=9, peak_bytes=10, total_bytes=11),
+    )
+    seen = lossy()
+    assert seen.supervisor is not None
+    ended = seen.supervisor.model_copy(update={"ending": Ending(at=at(10), exit_code=1, reason="no")})
+    seen = replace(seen, supervisor=ended, ranks=(*seen.ranks[1:], one))
+    observation = Observation(journal=seen, health=health(), host=HOST, cgroup=CGROUP, now=NOW)
+    assert {one.metric.name for one in samples(observation)} == {metric.name for metric in METRICS}

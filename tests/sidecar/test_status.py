@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from kimi_k3.journal.models import ConsentSource, Ending, FailureRecord, Weights
+from kimi_k3.journal.phases import Phase
+from kimi_k3.journal.reader import Fault
+from kimi_k3.sidecar.status import status_view
+
+from .builders import (
+    NOW,
+    START_ID,
+    at,
+    health,
+    journal,
+    lossless,
+    lossy,
+    phases,
+    rank,
+    supervisor,
+)
+
+
+def test_history_with_durations() -> None:
+    """Where the minutes of a start went is the first question about a slow one."""
+    view = status_view(journal(supervisor(phases=phases(Phase.LOADING))), None, NOW)
+    assert [(span.phase, span.seconds) for span in view.history] == [
+        (Phase.PREFLIGHT, 60.0),
+        (Phase.DOWNLOADING, 60.0),
+        (Phase.LOADING, 18 * 60.0),
+    ]
+
+
+def test_before_the_first_phase() -> None:
+    """A supervisor or a rank that has only just started has no history yet, and that is no error."""
+    view = status_view(journal(supervisor(phases=()), rank(0, phases=())), None, NOW)
+    assert (view.phase, view.history, view.ranks[0].history) == (Phase.PENDING, [], [])
+
+
+def test_consent_is_told() -> None:
+    """Who reads that the weights are lossy must see who agreed to it."""
+    weights = status_view(lossy(), health(), NOW).weights
+    assert weights is not None
+    assert (weights.weights, weights.lossy, weights.consent) == (Weights.INT4, True, ConsentSource.FLAG)
+
+
+def test_lossless_has_no_consent() -> None:
+    """Nothing was agreed to, and no scale rule applies."""
+    weights = status_view(lossless(), health(), NOW).weights
+    assert weights is not None
+    assert (weights.lossy, weights.consent, weights.scale_rule) == (False, None, None)
+
+
+def test_empty_directory() -> None:
+    """Before anything has been written there are versions, and nulls instead of guesses."""
+    view = status_view(journal(None), None, NOW)
+    assert view.model_dump(exclude={"versions"}) == {
+        "phase": None,
+        "description": None,
+        "fraction": None,
+        "history": [],
+        "deployment": None,
+        "weights": None,
+        "engine": None,
+        "ranks": [],
+        "failures": [],
+        "faults": [],
+    }
+
+
+def test_ending_failures_and_faults() -> None:
+    """After a death the whole story stands in one answer."""
+    seen = journal(
+        supervisor(ending=Ending(at=at(10), exit_code=7, reason="engine died")),
+        rank(0),
+        failures=(FailureRecord(start_id=START_ID, pid=21, at=at(9), what="no kernel", remedy="mend it"),),
+        faults=(Fault("rank-0001.json", "is empty"),),
+    )
+    view = status_view(seen, None, NOW)
+    assert view.deployment is not None
+    assert view.deployment.ending is not None
+    assert (view.deployment.ending.exit_code, view.deployment.elapsed_seconds) == (7, 600.0)
+    assert [failure.what for failure in view.failures] == ["no kernel"]
+    assert [fault.file for fault in view.faults] == ["rank-0001.json"]
+    assert [one.rank for one in view.ranks] == [0]
+
+
+def test_engine() -> None:
+    """Where the engine is, who it is and what it answered."""
+    view = status_view(lossless(), health(), NOW)
+    assert view.engine is not None
+    assert (view.engine.url, view.engine.pid) == ("http://127.0.0.1:1", 11)
+    assert view.engine.health is not None
+    assert view.engine.health.healthy

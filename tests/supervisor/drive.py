@@ -1,0 +1,25 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command ``kimi-k3`` with the fake engine in vLLM's place: ``drive.py BEHAVIOURS ARGUMENTS...``.
+
+Patience that only lets a real engine finish its own ending is shortened.
+"""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+from pathlib import Path
+
+from kimi_k3 import cli
+from kimi_k3.supervisor import follow, run, serve
+
+FAKE_ENGINE = Path(__file__).with_name("fake_engine.py")
+
+if __name__ == "__main__":
+    follow.PATIENCE_SECONDS = 1.0
+    run.END_GRACE_SECONDS = 1.0
+    run.exit_deadline_seconds = lambda drain_timeout, *, serving: drain_timeout if serving else 1.0
+    # These tests are about the supervisor: they run where vLLM is not installed, too.
+    serve.check_vllm_installed = lambda: None
+    serve.serve = partial(serve.serve, engine_command=(sys.executable, str(FAKE_ENGINE), sys.argv[1]))
+    sys.exit(cli.run(sys.argv[2:]))

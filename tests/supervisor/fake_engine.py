@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Stands for vLLM: prints its lines, reports through the journal, answers HTTP, and fails as told.
+
+``fake_engine.py BEHAVIOURS ARGV...``: behaviours are words joined by commas, argv is vLLM's.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+from kimi_k3.journal.environment import EngineEnvironment
+from kimi_k3.journal.models import (
+    FailureRecord,
+    PhaseChange,
+    Projection,
+    ProjectionConversion,
+    RankRecord,
+    ScaleRule,
+    SupervisorRecord,
+    Weights,
+    failure_file,
+    rank_file,
+)
+from kimi_k3.journal.phases import Phase
+from kimi_k3.journal.writer import now, write_record
+
+SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
+STUBBORN = [
+    sys.executable,
+    "-c",
+    "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('stubborn', flush=True); "
+    "time.sleep(600)",
+]
+
+
+def main() -> None:
+    behaviours = set(sys.argv[1].split(","))
+    arguments = sys.argv[2:]
+    if "ignores-sigterm" in behaviours:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if "stubborn-grandchild" in behaviours:
+        _await_stubborn(subprocess.Popen(STUBBORN, stdout=subprocess.PIPE, start_new_session=True))
+    if "nameless-grandchild" in behaviours:
+        _await_stubborn(subprocess.Popen(STUBBORN, stdout=subprocess.PIPE, env={}))
+    if "prints-key" in behaviours:
+        say(f"INFO non-default args: {{'api_key': '{os.environ['VLLM_API_KEY']}'}}")
+    load(behaviours)
+    say("INFO init engine (profile, create kv cache, warmup model) took 1.00 s")
+    serve(arguments[arguments.index("--host") + 1], int(arguments[arguments.index("--port") + 1]), behaviours)
+
+
+def _await_stubborn(process: subprocess.Popen[bytes]) -> None:
+    assert process.stdout is not None
+    process.stdout.readline()
+
+
+def say(line: str) -> None:
+    print(line, flush=True)
+
+
+def load(behaviours: set[str]) -> None:
+    told = EngineEnvironment.read()
+    assert told.state_dir is not None
+    assert told.start_id is not None
+    asked = SupervisorRecord.model_validate_json((told.state_dir / "supervisor.json").read_bytes())
+    say("\rLoading safetensors checkpoint shards:   0% Completed | 0/3 [00:00<?, ?it/s]")
+    if "hangs-loading" in behaviours:
+        time.sleep(600)
+    if "dies-loading" in behaviours:
+        say("Traceback (most recent call last):")
+        say('  File "engine.py", line 1, in load')
+        say("(Worker_TP0 pid=7) ValueError: the shard is not what it seems")
+        say("RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}")
+        sys.exit(1)
+    if "out-of-memory" in behaviours:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if "reports-failure" in behaviours:
+        failure = FailureRecord(
+            start_id=told.start_id,
+            pid=os.getpid(),
+            at=now(),
+            what="layer 3: the kernel is not there",
+            remedy="install it",
+        )
+        write_record(told.state_dir, failure_file(os.getpid()), failure)
+        say("ValueError: something vague")
+        if "but-lives" in behaviours:
+            time.sleep(600)
+        sys.exit(1)
+    if "no-ranks" not in behaviours:
+        for rank in range(asked.world_size):
+            report_rank(rank, asked, told, behaviours)
+    say("INFO Loading weights took 0.10 seconds")
+    say("INFO Model loading took 0.1 GiB memory and 0.200000 seconds")
+
+
+def report_rank(rank: int, asked: SupervisorRecord, told: EngineEnvironment, behaviours: set[str]) -> None:
+    assert told.state_dir is not None
+    weights = Weights.MXFP4 if "serves-mxfp4" in behaviours else asked.weights
+    keys = [(layer, projection) for layer in asked.checkpoint.moe_layers for projection in Projection]
+    if "missing-conversion" in behaviours:
+        keys.pop()
+    pid = os.getpid()
+    if "worker-dies" in behaviours:
+        worker = subprocess.Popen(["true"])
+        worker.wait()
+        pid = worker.pid
+    record = RankRecord(
+        start_id=asked.start_id,
+        rank=rank,
+        pid=pid,
+        updated_at=now(),
+        weights=weights,
+        scale_rule=told.scale_rule if weights is Weights.INT4 else None,
+        phases=(PhaseChange(phase=Phase.LOADING, at=now()), PhaseChange(phase=Phase.CONVERTING, at=now())),
+        conversions=tuple(conversion(layer, projection) for layer, projection in keys)
+        if weights is Weights.INT4
+        else (),
+    )
+    assert told.scale_rule in ScaleRule
+    write_record(told.state_dir, rank_file(rank), record)
+
+
+def conversion(layer: int, projection: Projection) -> ProjectionConversion:
+    return ProjectionConversion(
+        layer=layer,
+        projection=projection,
+        started_at=now(),
+        ended_at=now(),
+        experts=16,
+        bytes_read=1,
+        bytes_written=1,
+        groups=1,
+        lossless_groups=0,
+        zero_groups=0,
+        squared_error=0.1,
+        energy=1.0,
+        max_error=0.1,
+    )
+
+
+def serve(host: str, port: int, behaviours: set[str]) -> None:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self._answer(200, {})
+
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            if self.headers["Authorization"] != _wanted():
+                self._answer(401, {"error": "Unauthorized"})
+            elif "first-request-500" in behaviours:
+                self._answer(500, {"error": "kernel not found"})
+            elif "no-tokens" in behaviours:
+                self._answer(200, {"usage": {"completion_tokens": 0}})
+            else:
+                self._answer(200, {"usage": {"completion_tokens": 4}})
+                if "dies-serving" in behaviours:
+                    time.sleep(1)
+                    say("torch.OutOfMemoryError: HIP out of memory. Tried to allocate")
+                    os._exit(1)
+
+        def _answer(self, status: int, body: object) -> None:
+            data = json.dumps(body).encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer((host, port), Handler)
+    say(f"INFO Starting vLLM server on http://{host}:{port}")
+    if "ignores-sigterm" not in behaviours:
+        signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+    server.serve_forever()
+
+
+def _wanted() -> str | None:
+    key = os.environ.get("VLLM_API_KEY")
+    return f"Bearer {key}" if key else None
+
+
+if __name__ == "__main__":
+    assert Path(__file__).exists()
+    main()

@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The supervisor's edges one by one: lock, log, processes, canary."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+from kimi_k3.errors import ExitCode, OperatorError
+from kimi_k3.supervisor.canary import ATTEMPTS, ask_canary
+from kimi_k3.supervisor.lock import hold_lock
+from kimi_k3.supervisor.logfile import EARLIER_LOG_FILE, LOG_FILE, EngineLog
+from kimi_k3.supervisor.processes import end_processes, is_running, processes_of
+from kimi_k3.supervisor.signals import SAME_SECONDS, received_signals
+
+OK = {"usage": {"completion_tokens": 3}}
+
+
+def test_a_lock_is_held_once_and_freed(tmp_path: Path) -> None:
+    """The second holder learns the first one's pid; the file that stays says nothing afterwards."""
+    with hold_lock(tmp_path):
+        with pytest.raises(OperatorError, match=f"pid {os.getpid()}") as caught, hold_lock(tmp_path):
+            pass
+        assert caught.value.exit_code is ExitCode.IN_USE
+    assert (tmp_path / "lock").read_text() == ""
+    with hold_lock(tmp_path):
+        pass
+
+
+def test_a_child_does_not_inherit_the_lock(tmp_path: Path) -> None:
+    """An engine that outlives its supervisor must not keep the state directory locked."""
+    with hold_lock(tmp_path):
+        child = subprocess.Popen(["sleep", "60"], close_fds=False)
+    try:
+        with hold_lock(tmp_path):
+            pass
+    finally:
+        child.kill()
+        child.wait()
+
+
+def test_the_log_is_bounded(tmp_path: Path) -> None:
+    """A server that runs for months must not fill the disk; the last lines are always there."""
+    log = EngineLog(tmp_path, report=pytest.fail, max_bytes=100)
+    for number in range(100):
+        log.write(f"line {number}")
+    log.close()
+    files = [tmp_path / LOG_FILE, tmp_path / EARLIER_LOG_FILE]
+    assert all(file.stat().st_size <= 100 for file in files)
+    assert files[0].read_text().endswith("line 99\n")
+
+
+def test_the_log_of_the_last_start_is_kept(tmp_path: Path) -> None:
+    """A restart must not destroy why the last start failed."""
+    for text in ("first", "second"):
+        log = EngineLog(tmp_path, report=pytest.fail)
+        log.write(text)
+        log.close()
+    assert (tmp_path / EARLIER_LOG_FILE).read_text() == "first\n"
+
+
+def test_a_log_that_cannot_be_written_is_told_once(tmp_path: Path) -> None:
+    """A full disk is no reason to stop serving, nor to say so with every line."""
+    told: list[str] = []
+    log = EngineLog(tmp_path / "none", report=told.append)
+    log.write("a")
+    log.close()
+    assert len(told) == 1
+    log = EngineLog(tmp_path, report=told.append, max_bytes=10)
+    assert log._stream is not None
+    log._stream.close()
+    with Path("/dev/full").open("w") as full:
+        log._stream = full
+        log.write("a")
+        log.write("b")
+        log.close()
+    assert len(told) == 2
+
+
+def test_processes_are_found_by_start_and_directory(tmp_path: Path) -> None:
+    """Both must match; another state directory on the same machine is somebody else's."""
+    for pid, start, directory in (("1", "s1", "/a"), ("2", "s2", "/a"), ("3", "s1", "/b")):
+        (tmp_path / pid).mkdir()
+        text = f"X=1\0KIMI_K3_START_ID={start}\0KIMI_K3_STATE_DIR={directory}\0"
+        (tmp_path / pid / "environ").write_text(text)
+        (tmp_path / pid / "stat").write_text(f"{pid} (a) b) S 0 {pid} 9{pid} 0 0")
+    (tmp_path / "self").mkdir()
+    assert processes_of("s1", Path("/a"), proc=tmp_path) == (1,)
+    assert processes_of("s1", Path("/a"), proc=tmp_path, session=92) == (1, 2)
+    assert is_running(1, proc=tmp_path)
+    (tmp_path / "1" / "stat").write_text("1 (a) b) Z 0 1 91 0 0")
+    assert not is_running(1, proc=tmp_path)
+    assert not is_running(4, proc=tmp_path)
+
+
+def test_processes_are_ended(tmp_path: Path) -> None:
+    """Those that ignore SIGTERM are killed after the grace."""
+    ignore = "import signal, time; signal.signal(15, signal.SIG_IGN); print(flush=True); time.sleep(60)"
+    environment = {**os.environ, "KIMI_K3_START_ID": "s-test", "KIMI_K3_STATE_DIR": str(tmp_path)}
+    with subprocess.Popen([sys.executable, "-c", ignore], env=environment, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        found, left = end_processes("s-test", tmp_path, grace=0.1)
+        assert found == (process.pid,)
+        assert left == ()
+    assert process.returncode == -9
+
+
+def canary(*answers: httpx.Response | Exception) -> tuple[int, list[httpx.Request]]:
+    """Tokens of the canary and the requests it took."""
+    requests: list[httpx.Request] = []
+
+    def handle(request: httpx.Request) -> httpx.Response:
+        requests.append(request)
+        answer = answers[min(len(requests), len(answers)) - 1]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    try:
+        found = ask_canary(
+            "http://engine",
+            "k3",
+            api_key="sk-horse",
+            timeout=1,
+            pause=0,
+            transport=httpx.MockTransport(handle),
+        )
+    except OperatorError as error:
+        error.add_note(str(len(requests)))
+        raise
+    return found.completion_tokens, requests
+
+
+def test_a_canary_sends_the_key() -> None:
+    """Without it every start with a key would fail."""
+    tokens, requests = canary(httpx.Response(200, json=OK))
+    assert tokens == 3
+    assert requests[0].headers["Authorization"] == "Bearer sk-horse"
+
+
+@pytest.mark.parametrize("first", [httpx.ConnectError("refused"), httpx.Response(503)])
+def test_a_canary_tries_again(first: httpx.Response | Exception) -> None:
+    """A server that has just begun to listen may stumble once."""
+    assert canary(first, httpx.Response(200, json=OK))[0] == 3
+
+
+@pytest.mark.parametrize(
+    ("answer", "part", "requests"),
+    [
+        (httpx.Response(401, text="bad key sk-horse"), "HTTP 401: bad key ***", 1),
+        (httpx.Response(404, text="no model"), "HTTP 404: no model", 1),
+        (httpx.Response(500, text="kernel"), "HTTP 500: kernel", ATTEMPTS),
+        (httpx.ReadTimeout("too late"), "ReadTimeout", ATTEMPTS),
+        (httpx.Response(200, text="hello"), "not a chat completion", 1),
+        (httpx.Response(200, json=[]), "not a chat completion", 1),
+        (httpx.Response(200, json={"usage": {"completion_tokens": 0}}), "without a single token", 1),
+    ],
+)
+def test_a_canary_that_fails(answer: httpx.Response | Exception, part: str, requests: int) -> None:
+    """It says what came instead of a completion, without the key; a 4xx is not tried again."""
+    with pytest.raises(OperatorError) as caught:
+        canary(answer)
+    assert part in str(caught.value)
+    assert caught.value.exit_code is ExitCode.ENGINE
+    assert caught.value.__notes__ == [str(requests)]
+
+
+def test_signals_become_data_and_ignored_ones_stay_ignored() -> None:
+    """Under nohup a closed terminal ends nothing, a doubled signal is one, afterwards all is as before."""
+    before = signal.getsignal(signal.SIGTERM)
+    ignored = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with received_signals() as received:
+            for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGTERM):
+                signal.raise_signal(number)
+            assert received == [signal.SIGTERM]
+            time.sleep(SAME_SECONDS)
+            signal.raise_signal(signal.SIGINT)
+            assert received == [signal.SIGTERM, signal.SIGINT]
+        assert signal.getsignal(signal.SIGTERM) is before
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, ignored)

@@ -1,0 +1,307 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The supervisor's decisions: phases, acceptance, verdicts, lines. No processes."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kimi_k3.errors import ExitCode
+from kimi_k3.journal.models import (
+    CheckpointSummary,
+    FailureRecord,
+    PhaseChange,
+    Projection,
+    ProjectionConversion,
+    RankRecord,
+    ScaleRule,
+    SupervisorRecord,
+    Weights,
+)
+from kimi_k3.journal.phases import Phase
+from kimi_k3.supervisor.acceptance import objection
+from kimi_k3.supervisor.phases import LOG_SIGNS, latest, sign_of, starting_phase
+from kimi_k3.supervisor.redact import HIDDEN, MAX_LINE, Lines
+from kimi_k3.supervisor.serve import engine_url
+from kimi_k3.supervisor.verdict import death, lost_rank, too_slow
+
+NOW = datetime(2026, 11, 30, tzinfo=UTC)
+LOG = Path("/state/engine.log")
+MOE_LAYERS = (1, 2)
+KEYS = [(layer, projection) for layer in MOE_LAYERS for projection in Projection]
+PHASES = st.sampled_from([Phase.LOADING, Phase.CONVERTING])
+STARTED = st.sampled_from([Phase.LOADING, Phase.CONVERTING, Phase.COMPILING, Phase.CAPTURING, Phase.WARMING])
+
+
+def asked(weights: Weights = Weights.INT4, ranks: int = 2) -> SupervisorRecord:
+    return SupervisorRecord(
+        start_id="s1",
+        pid=1,
+        started_at=NOW,
+        updated_at=NOW,
+        profile="p",
+        checkpoint=CheckpointSummary(
+            path=Path("/k3"), total_bytes=1, shards=1, decoder_layers=3, moe_layers=MOE_LAYERS, experts=4
+        ),
+        served_model_name="kimi-k3",
+        weights=weights,
+        scale_rule=ScaleRule.MSE if weights.lossy else None,
+        consent=None,
+        world_size=ranks,
+        engine_url="http://127.0.0.1:8000",
+    )
+
+
+def conversion(layer: int, projection: Projection) -> ProjectionConversion:
+    return ProjectionConversion(
+        layer=layer,
+        projection=projection,
+        started_at=NOW,
+        ended_at=NOW,
+        experts=4,
+        bytes_read=1,
+        bytes_written=1,
+        groups=1,
+        lossless_groups=0,
+        zero_groups=0,
+        squared_error=0.0,
+        energy=1.0,
+        max_error=0.0,
+    )
+
+
+def rank(
+    number: int,
+    *,
+    weights: Weights = Weights.INT4,
+    rule: ScaleRule | None = ScaleRule.MSE,
+    keys: list[tuple[int, Projection]] | None = None,
+    phase: Phase = Phase.CONVERTING,
+    start_id: str = "s1",
+) -> RankRecord:
+    if keys is None:
+        keys = KEYS if weights.lossy else []
+    return RankRecord(
+        start_id=start_id,
+        rank=number,
+        pid=10 + number,
+        updated_at=NOW,
+        weights=weights,
+        scale_rule=rule,
+        phases=(PhaseChange(phase=phase, at=NOW),),
+        conversions=tuple(conversion(*key) for key in keys),
+    )
+
+
+EXACT = Weights.MXFP4
+
+
+@pytest.mark.parametrize(
+    ("record", "ranks", "part"),
+    [
+        (asked(), [rank(0), rank(1)], None),
+        (asked(EXACT), [rank(0, weights=EXACT, rule=None), rank(1, weights=EXACT)], None),
+        (asked(), [], "no report of rank 0, 1"),
+        (asked(), [rank(1)], "no report of rank 0"),
+        (asked(), [rank(0), rank(1, start_id="old")], "no report of rank 1"),
+        (asked(), [rank(0), rank(1), rank(2)], "rank 2 reported"),
+        (asked(), [rank(0), rank(1, weights=EXACT)], "rank 1 serves mxfp4 weights, int4 was asked"),
+        (asked(EXACT), [rank(0), rank(1)], "rank 0 serves int4 weights, mxfp4 was asked"),
+        (asked(), [rank(0), rank(1, rule=ScaleRule.AMAX)], "scale rule amax, mse was asked"),
+        (asked(), [rank(0), rank(1, rule=None)], "scale rule None"),
+        (asked(), [rank(0, keys=KEYS[1:]), rank(1)], "rank 0 did not convert w13 of layer 1"),
+        (asked(), [rank(0, keys=[]), rank(1)], "and 3 more"),
+        (asked(), [rank(0, keys=[*KEYS, KEYS[0]]), rank(1)], "more than once w13 of layer 1"),
+        (asked(), [rank(0, keys=[*KEYS, (0, Projection.W2)]), rank(1)], "unasked w2 of layer 0"),
+        (
+            asked(EXACT),
+            [rank(0, weights=EXACT, keys=KEYS[:1]), rank(1, weights=EXACT)],
+            "rank 0 converted unasked w13 of layer 1",
+        ),
+    ],
+)
+def test_only_a_complete_and_matching_report_is_accepted(
+    record: SupervisorRecord, ranks: list[RankRecord], part: str | None
+) -> None:
+    """vLLM swallows a plugin's exception and goes on, so whatever is not said did not happen."""
+    found = objection(record, ranks)
+    if part is None:
+        assert found is None
+    else:
+        assert found is not None
+        assert part in found
+
+
+@pytest.mark.parametrize(
+    ("line", "phase"),
+    [
+        ("Loading safetensors checkpoint shards:   1% Completed | 1/96", Phase.LOADING),
+        (
+            "(Worker_TP0 pid=1) INFO [default_loader.py:501] Loading weights took 0.5 seconds",
+            Phase.CONVERTING,
+        ),
+        ("INFO Model loading took 201.5 GiB memory and 600.000000 seconds", Phase.COMPILING),
+        ("INFO [backbone] torch.compile took 40.00 s in total", Phase.COMPILING),
+        ("Capturing CUDA graphs (decode, FULL):  10%|#", Phase.CAPTURING),
+        ("INFO Graph capturing finished in 20 secs, took 1.00 GiB", Phase.CAPTURING),
+        ("INFO init engine (profile, create kv cache, warmup model) took 99.00 s", Phase.WARMING),
+        ("INFO Starting vLLM server on http://0.0.0.0:8000", Phase.WARMING),
+        ("INFO anything else", None),
+    ],
+)
+def test_lines_of_vllm_that_tell_a_phase(line: str, phase: Phase | None) -> None:
+    """As vLLM 0.32.0 prints them, behind whatever prefix."""
+    assert sign_of(line) is phase
+
+
+@pytest.mark.engine
+def test_the_lines_stand_in_vllms_source() -> None:
+    """A line that was reworded would only make a phase disappear, which nobody notices."""
+    vllm = pytest.importorskip("importlib.util").find_spec("vllm")
+    if vllm is None:
+        pytest.skip("vLLM is not installed")
+    text = "".join(
+        path.read_text(errors="replace")
+        for folder in ("v1", "model_executor/model_loader", "compilation", "entrypoints")
+        for path in (Path(vllm.submodule_search_locations[0]) / folder).rglob("*.py")
+    )
+    assert [sign for sign, _ in LOG_SIGNS if sign not in text] == []
+
+
+@given(
+    present=STARTED,
+    phases=st.lists(PHASES, max_size=3),
+    done=st.integers(0, 4),
+    log=st.none() | STARTED,
+    healthy=st.booleans(),
+)
+def test_a_start_never_goes_back(
+    present: Phase, phases: list[Phase], done: int, log: Phase | None, healthy: bool
+) -> None:
+    """Whatever arrives in whatever order, and nothing but the canary makes a start ready."""
+    ranks = [rank(number, phase=phase, keys=KEYS[:done]) for number, phase in enumerate(phases)]
+    found = starting_phase(
+        present, ranks=ranks, world_size=2, expected_conversions=4, log=log, healthy=healthy
+    )
+    assert present.position <= found.position < Phase.READY.position
+
+
+@pytest.mark.parametrize(
+    ("ranks", "log", "healthy", "phase"),
+    [
+        ([], None, False, Phase.LOADING),
+        ([rank(0)], None, False, Phase.LOADING),
+        ([rank(0), rank(1, phase=Phase.LOADING)], None, False, Phase.LOADING),
+        ([rank(0), rank(1)], None, False, Phase.CONVERTING),
+        ([rank(0), rank(1)], Phase.COMPILING, False, Phase.COMPILING),
+        ([rank(0), rank(1, keys=KEYS[:1])], Phase.COMPILING, False, Phase.CONVERTING),
+        ([rank(0), rank(1)], Phase.WARMING, False, Phase.WARMING),
+        ([], None, True, Phase.WARMING),
+    ],
+)
+def test_the_slowest_rank_is_where_the_start_is(
+    ranks: list[RankRecord], log: Phase | None, healthy: bool, phase: Phase
+) -> None:
+    """ "Model loading took" of one rank does not end the conversion of the others."""
+    found = starting_phase(
+        Phase.LOADING, ranks=ranks, world_size=2, expected_conversions=4, log=log, healthy=healthy
+    )
+    assert found is phase
+
+
+def test_latest_of_nothing() -> None:
+    """A start of which nothing is known has not begun."""
+    assert latest(None) is Phase.PENDING
+
+
+FAILURE = FailureRecord(start_id="s1", pid=2, at=NOW, what="the kernel is missing", remedy="install it")
+OUT_OF_MEMORY = "torch.OutOfMemoryError: HIP out of memory"
+
+
+@pytest.mark.parametrize(
+    ("failures", "tail", "exit_code", "part"),
+    [
+        ([FAILURE], [OUT_OF_MEMORY], -9, "the kernel is missing; install it"),
+        ([], [OUT_OF_MEMORY], -9, "a GPU's memory is full"),
+        ([], ["ValueError: odd"], -9, "out-of-memory killer"),
+        ([], ["ValueError: odd"], -7, "/dev/shm"),
+        ([], ["ValueError: odd"], 1, "ValueError: odd"),
+        ([], [], 1, "with exit code 1"),
+        ([], [], 0, "it ended without an error"),
+    ],
+)
+def test_the_best_explanation_of_a_death(
+    failures: list[FailureRecord], tail: list[str], exit_code: int, part: str
+) -> None:
+    """What a process said of itself, then the catalogue, then the signal, then the last exception."""
+    error = death(
+        phase=Phase.CONVERTING, seconds=12.4, exit_code=exit_code, failures=failures, tail=tail, log=LOG
+    )
+    assert "vLLM failed in phase converting after 12 s" in str(error)
+    assert part in str(error)
+    assert error.exit_code is ExitCode.ENGINE
+
+
+def test_verdicts_name_the_phase_and_the_log() -> None:
+    """An operator continues from the line alone."""
+    slow = str(too_slow(phase=Phase.WARMING, seconds=601, timeout=600, in_phase=20, asked=True, log=LOG))
+    for part in ("601 s", "--start-timeout 600", "in phase warming", "first completion", str(LOG)):
+        assert part in slow
+    lost = str(lost_rank(ranks=[3, 5], phase=Phase.READY, seconds=9, tail=[], log=LOG))
+    for part in ("while serving", "rank 3, 5", "dmesg"):
+        assert part in lost
+
+
+SECRET = "sk-horse"
+
+
+@given(
+    lines=st.lists(
+        st.text(st.characters(codec="utf-8", exclude_categories=["C", "Z"]), min_size=1, max_size=20),
+        max_size=10,
+    ),
+    cuts=st.lists(st.integers(0, 400), max_size=5),
+)
+def test_lines_survive_any_cut_of_the_stream(lines: list[str], cuts: list[int]) -> None:
+    """A pipe gives bytes in pieces that end anywhere, in the middle of a character or of the key."""
+    wanted = [line + SECRET for line in lines]
+    data = "\n".join(wanted).encode()
+    splitter, found, begin = Lines(SECRET), [], 0
+    for cut in [*sorted(cuts), len(data)]:
+        found += splitter.feed(data[begin:cut])
+        begin = max(begin, cut)
+    found += splitter.finish()
+    assert found == [line.replace(SECRET, HIDDEN) for line in wanted]
+
+
+@given(st.integers(MAX_LINE - 20, MAX_LINE + 20))
+def test_no_part_of_a_key_survives_the_cut_of_a_long_line(before: int) -> None:
+    """A line is cut at a length, and a key may lie across it."""
+    splitter = Lines(SECRET)
+    found = [*splitter.feed(b"x" * before + SECRET.encode() + b"y" * 100 + b"\nnext\n")]
+    assert found[1] == "next"
+    assert len(found[0]) <= MAX_LINE + len(" [cut]") + len(SECRET)
+    assert "sk-" not in found[0]
+
+
+def test_progress_bars_are_lines() -> None:
+    """They redraw with a carriage return; blank lines between are noise."""
+    assert list(Lines(None).feed(b"\r 1%\r 2%\r\n\nend\n")) == [" 1%", " 2%", "end"]
+
+
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [
+        ("127.0.0.1", "http://127.0.0.1:1"),
+        ("0.0.0.0", "http://127.0.0.1:1"),
+        ("::", "http://[::1]:1"),
+        ("node7", "http://node7:1"),
+    ],
+)
+def test_where_this_machine_reaches_the_engine(host: str, url: str) -> None:
+    """Nobody can connect to "everywhere"."""
+    assert engine_url(host, 1) == url
