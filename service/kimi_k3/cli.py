@@ -141,6 +141,22 @@ def show(
 
 
 @app.command()
+def demo(
+    weights: Annotated[str, typer.Option(help="Routed experts as int4 (lossy) or mxfp4.")] = "int4",
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the API, if it is free.")] = 8000,
+    sidecar_port: Annotated[
+        int, typer.Option(min=1, max=65535, help="Port of the sidecar, if it is free.")
+    ] = 8001,
+    once: Annotated[bool, typer.Option("--once", help="End after the first answer.")] = False,
+) -> None:
+    """Make a tiny checkpoint, serve it on this machine, ask it one question."""
+    from kimi_k3.demo import run_demo
+    from kimi_k3.journal.models import Weights
+
+    run_demo(weights=Weights(weights), port=port, sidecar_port=sidecar_port, once=once)
+
+
+@app.command()
 def version() -> None:
     """Print the version."""
     print(__version__)

@@ -49,8 +49,13 @@ DT_BIAS = torch.linspace(-1, 1, HEADS * SIZE)
 
 
 def _prefill(
-    part: dict[str, torch.Tensor], states: torch.Tensor, rows: list[int], bounds: list[int], **more: object
-):  # type: ignore[no-untyped-def]
+    part: dict[str, torch.Tensor],
+    states: torch.Tensor,
+    rows: list[int],
+    bounds: list[int],
+    *,
+    resumed: bool = False,
+) -> torch.Tensor:
     out, _ = chunk_kda_prefill(
         **part,
         A_log=A_LOG,
@@ -59,7 +64,7 @@ def _prefill(
         state_cache=states,
         state_indices=torch.tensor(rows, dtype=torch.int32),
         cu_seqlens=torch.tensor(bounds, dtype=torch.int32),
-        **{"has_initial_state": torch.tensor([False] * len(rows)), **more},
+        has_initial_state=torch.tensor([resumed] * len(rows)),
     )
     return out[0]
 
@@ -82,9 +87,7 @@ def test_decodes_continue_where_the_prefill_stopped() -> None:
     sequence = Sequence.random(8, 3)
     states = torch.zeros(3, HEADS, SIZE, SIZE)
     outputs = [_prefill(sequence.tokens(slice(0, 5)), states, [2], [0, 5])]
-    outputs.append(
-        _prefill(sequence.tokens(slice(5, 6)), states, [2], [0, 1], has_initial_state=torch.tensor([True]))
-    )
+    outputs.append(_prefill(sequence.tokens(slice(5, 6)), states, [2], [0, 1], resumed=True))
     mixed, _ = fused_recurrent_kda(
         **sequence.tokens(slice(6, 7)),
         A_log=A_LOG,

@@ -166,7 +166,7 @@ class Checkpoint:
 
     def _read(self, name: str) -> Tensor:
         full = ROOT + name
-        tensor = self._files[self._shard[full]].get_tensor(full)
+        tensor: Tensor = self._files[self._shard[full]].get_tensor(full)
         self._unread.discard(full)
         return tensor
 
@@ -216,7 +216,7 @@ def short_convolution(x: Tensor, taps: Tensor) -> Tensor:
     """
     tokens, width = x.shape[0], taps.shape[1]
     padded = F.pad(x, (0, 0, width - 1, 0))
-    mixed = sum(padded[i : i + tokens] * taps[:, i] for i in range(width))
+    mixed = torch.stack([padded[i : i + tokens] * taps[:, i] for i in range(width)]).sum(0)
     return F.silu(mixed)
 
 

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import httpx
@@ -17,7 +18,7 @@ from kimi_k3.errors import ExitCode, OperatorError
 from kimi_k3.supervisor.canary import ATTEMPTS, ask_canary
 from kimi_k3.supervisor.lock import hold_lock
 from kimi_k3.supervisor.logfile import EARLIER_LOG_FILE, LOG_FILE, EngineLog
-from kimi_k3.supervisor.processes import end_processes, is_running, processes_of
+from kimi_k3.supervisor.processes import Mark, end_processes, is_running, processes_of
 from kimi_k3.supervisor.signals import SAME_SECONDS, received_signals
 
 OK = {"usage": {"completion_tokens": 3}}
@@ -84,20 +85,47 @@ def test_a_log_that_cannot_be_written_is_told_once(tmp_path: Path) -> None:
     assert len(told) == 2
 
 
+def fake_process(
+    proc: Path, pid: int, *, start: str = "", directory: str = "", session: int = 1, began: int = 0
+) -> None:
+    """A process that began ``began`` seconds after the machine."""
+    (proc / str(pid)).mkdir()
+    variables = f"X=1\0KIMI_K3_START_ID={start}\0KIMI_K3_STATE_DIR={directory}\0"
+    (proc / str(pid) / "environ").write_text(variables if start else "")
+    ticks = began * os.sysconf("SC_CLK_TCK")
+    (proc / str(pid) / "stat").write_text(f"{pid} (a) b) S 0 {pid} {session} {'0 ' * 15}{ticks} 0")
+
+
 def test_processes_are_found_by_start_and_directory(tmp_path: Path) -> None:
     """Both must match; another state directory on the same machine is somebody else's."""
-    for pid, start, directory in (("1", "s1", "/a"), ("2", "s2", "/a"), ("3", "s1", "/b")):
-        (tmp_path / pid).mkdir()
-        text = f"X=1\0KIMI_K3_START_ID={start}\0KIMI_K3_STATE_DIR={directory}\0"
-        (tmp_path / pid / "environ").write_text(text)
-        (tmp_path / pid / "stat").write_text(f"{pid} (a) b) S 0 {pid} 9{pid} 0 0")
+    fake_process(tmp_path, 1, start="s1", directory="/a")
+    fake_process(tmp_path, 2, start="s2", directory="/a")
+    fake_process(tmp_path, 3, start="s1", directory="/b")
     (tmp_path / "self").mkdir()
-    assert processes_of("s1", Path("/a"), proc=tmp_path) == (1,)
-    assert processes_of("s1", Path("/a"), proc=tmp_path, session=92) == (1, 2)
+    assert processes_of(Mark("s1", Path("/a")), proc=tmp_path) == (1,)
+
+
+def test_processes_that_wrote_over_their_environment(tmp_path: Path) -> None:
+    """vLLM's workers do; their session tells, unless it began after the engine was last seen."""
+    boot = datetime(2026, 11, 30, tzinfo=UTC)
+    (tmp_path / "stat").write_text(f"cpu 1 2\nbtime {int(boot.timestamp())}\n")
+    fake_process(tmp_path, 7, session=5, began=100)
+    fake_process(tmp_path, 8, session=5, began=300)
+    fake_process(tmp_path, 9, session=6, began=100)
+    mark = Mark("s1", Path("/a"), session=5, seen=boot + timedelta(seconds=200))
+    assert processes_of(mark, proc=tmp_path) == (7,)
+    assert processes_of(Mark("s1", Path("/a"), session=5), proc=tmp_path) == (7, 8)
+    assert processes_of(Mark("s1", Path("/a")), proc=tmp_path) == ()
+
+
+def test_a_zombie_does_not_run(tmp_path: Path) -> None:
+    """It is in the table of processes and holds nothing."""
+    fake_process(tmp_path, 1, session=5)
     assert is_running(1, proc=tmp_path)
-    (tmp_path / "1" / "stat").write_text("1 (a) b) Z 0 1 91 0 0")
-    assert not is_running(1, proc=tmp_path)
     assert not is_running(4, proc=tmp_path)
+    (tmp_path / "1" / "stat").write_text("1 (a) b) Z 0 1 5 0 0")
+    assert not is_running(1, proc=tmp_path)
+    assert processes_of(Mark("s1", Path("/a"), session=5), proc=tmp_path) == ()
 
 
 def test_processes_are_ended(tmp_path: Path) -> None:
@@ -107,7 +135,7 @@ def test_processes_are_ended(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", ignore], env=environment, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         process.stdout.readline()
-        found, left = end_processes("s-test", tmp_path, grace=0.1)
+        found, left = end_processes(Mark("s-test", tmp_path), grace=0.1)
         assert found == (process.pid,)
         assert left == ()
     assert process.returncode == -9

@@ -169,7 +169,10 @@ def test_two_starts_on_one_state_directory(start: Starter) -> None:
     assert first.stop()[0] == 0
 
 
-@pytest.mark.parametrize("behaviours", ["good", "ignores-sigterm,stubborn-grandchild"])
+@pytest.mark.parametrize(
+    "behaviours",
+    ["good", "ignores-sigterm,stubborn-grandchild", "ignores-sigterm,nameless-grandchild"],
+)
 def test_a_killed_supervisor_does_not_hinder_the_next_start(start: Starter, behaviours: str) -> None:
     """After kill -9 the lock is free, and the engine that lived on is ended: it holds the port."""
     first = start(behaviours)

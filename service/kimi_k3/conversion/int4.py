@@ -149,5 +149,5 @@ def dequantize_int4(packed: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
     """
     # Sign extension: shift the nibble to the top of an int8 and back.
     levels = (unpack_codes(packed) << 4).view(torch.int8) >> 4
-    grouped = levels.float().unflatten(-1, (-1, GROUP_SIZE)) * scales.float().unsqueeze(-1)
+    grouped: torch.Tensor = levels.float().unflatten(-1, (-1, GROUP_SIZE)) * scales.float().unsqueeze(-1)
     return grouped.to(torch.bfloat16).float().flatten(-2)

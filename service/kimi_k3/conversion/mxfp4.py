@@ -43,7 +43,8 @@ def unpack_codes(packed: torch.Tensor) -> torch.Tensor:
 def pack_codes(codes: torch.Tensor) -> torch.Tensor:
     """The inverse of :func:`unpack_codes`."""
     low, high = codes.unflatten(-1, (-1, 2)).unbind(-1)
-    return low | (high << 4)
+    packed: torch.Tensor = low | (high << 4)
+    return packed
 
 
 def group_scale(e8m0: torch.Tensor) -> torch.Tensor:
@@ -63,4 +64,5 @@ def dequantize_mxfp4(packed: torch.Tensor, e8m0: torch.Tensor) -> torch.Tensor:
     """
     table = torch.tensor(MAGNITUDES + tuple(-m for m in MAGNITUDES), device=packed.device)
     values = table[unpack_codes(packed).long()].unflatten(-1, (-1, GROUP_SIZE))
-    return (values * group_scale(e8m0).unsqueeze(-1)).flatten(-2)
+    scaled: torch.Tensor = values * group_scale(e8m0).unsqueeze(-1)
+    return scaled.flatten(-2)

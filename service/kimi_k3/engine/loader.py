@@ -11,7 +11,6 @@ from bisect import bisect_right
 from collections.abc import Generator, Iterator
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
@@ -38,7 +37,9 @@ class ReportingModelLoader(DefaultModelLoader):
     def load_model(self, vllm_config: VllmConfig, model_config: ModelConfig, prefix: str = "") -> nn.Module:
         """Load and convert; the rank then goes on to profiling and compiling."""
         rank_reporter().enter(Phase.LOADING)
-        model = super().load_model(vllm_config=vllm_config, model_config=model_config, prefix=prefix)
+        model: nn.Module = super().load_model(
+            vllm_config=vllm_config, model_config=model_config, prefix=prefix
+        )
         rank_reporter().enter(Phase.COMPILING)
         return model
 

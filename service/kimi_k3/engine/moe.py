@@ -48,7 +48,7 @@ class KimiK3Mxfp4Config(Mxfp4Config):
                 return KimiK3MoEMethod(moe)
             if weights.lossy:
                 raise OperatorError(
-                    f"{INT4_FLAG}: the experts use activation {moe.activation.value}, the int4 kernels only situ",
+                    f"{INT4_FLAG}: int4 kernels have only situ, these experts use {moe.activation.value}",
                     remedy="serve a Kimi-K3 checkpoint, or leave the flag out",
                     exit_code=ExitCode.BAD_CHECKPOINT,
                 )
@@ -91,7 +91,7 @@ class KimiK3MoEMethod(Mxfp4MoEMethod):
         except (NonFiniteScaleError, ExponentRangeError) as error:
             raise OperatorError(
                 f"layer {layer_index}, {projection}, rank {rank_reporter().record.rank}: {error}",
-                remedy="compare the checkpoint's files with their source; --weights mxfp4 serves them as they are",
+                remedy="compare the shards with their source; --weights mxfp4 serves them as they are",
                 exit_code=ExitCode.BAD_CHECKPOINT,
             ) from None
         replace_parameter(layer, f"{projection}_weight_scale", scales)
@@ -112,6 +112,6 @@ class KimiK3MoEMethod(Mxfp4MoEMethod):
 
 
 def layer_number(layer_name: str) -> int:
-    """The decoder layer (from 0) in a name such as ``language_model.model.layers.3.block_sparse_moe.experts``."""
+    """The decoder layer, from 0, in a name such as ``model.layers.3.block_sparse_moe.experts``."""
     _, _, rest = layer_name.partition(".layers.")
     return int(rest.split(".", 1)[0])

@@ -41,6 +41,6 @@ def _register() -> None:
         register_cpu()
     elif environment.start_id is not None:
         raise OperatorError(
-            f"engine plugin: platform {current_platform.device_name!r} is not supported by this version, only cpu is",
+            f"engine plugin: platform {current_platform.device_name!r} is not supported yet, only cpu is",
             remedy="start on a CPU, or wait for the release that has run on gfx942",
         )

@@ -34,7 +34,7 @@ def requested_weights() -> Weights:
         weights = Weights.INT4
     else:
         raise OperatorError(
-            f"--quantization-config.moe.weight asks for {key}, which the experts of Kimi-K3 cannot be converted to",
+            f"--quantization-config.moe.weight asks for {key}, which Kimi-K3's experts cannot be served as",
             remedy=f"use {INT4_FLAG}, or leave it out to serve MXFP4 as it is",
             exit_code=ExitCode.USAGE,
         )

@@ -9,7 +9,7 @@ from pathlib import Path
 from kimi_k3.errors import ExitCode, OperatorError
 from kimi_k3.journal.models import FAILURE_FILE_PATTERN, RANK_FILE_PATTERN, SUPERVISOR_FILE
 from kimi_k3.journal.reader import read_journal
-from kimi_k3.supervisor.processes import end_processes
+from kimi_k3.supervisor.processes import Mark, end_processes
 
 GRACE_SECONDS = 5.0
 """What processes nobody waits for any more get between SIGTERM and SIGKILL."""
@@ -32,7 +32,8 @@ def clear_leftovers(state_dir: Path, *, report: Callable[[str], None]) -> None:
     """
     earlier = read_journal(state_dir).supervisor
     if earlier is not None:
-        ended, left = end_processes(earlier.start_id, state_dir, grace=GRACE_SECONDS)
+        mark = Mark(earlier.start_id, state_dir, session=earlier.engine_pid, seen=earlier.updated_at)
+        ended, left = end_processes(mark, grace=GRACE_SECONDS)
         if ended:
             report(
                 f"ended {len(ended)} process(es) that start {earlier.start_id} left behind: "

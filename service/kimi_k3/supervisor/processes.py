@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The processes of one start, found by what they carry in their environment.
+"""The processes of one start, found by what marks them.
 
-A process group does not hold everything: a worker may open a session of its own, and a group's
-number says nothing once its leader is gone. The start id in ``/proc/PID/environ`` is inherited by
-every descendant and cannot belong to anything else.
+Two marks, because neither is enough. The start id in ``/proc/PID/environ`` is inherited by every
+descendant, also by one with a session of its own; but vLLM names its processes with setproctitle,
+which writes over that memory. The session that the engine's main process leads holds those; but its
+number may be somebody else's once all of its processes are gone.
 """
 
 from __future__ import annotations
@@ -12,50 +13,117 @@ import contextlib
 import os
 import signal
 import time
+from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 
 from kimi_k3.journal import environment as names
 
+PROC = Path("/proc")
 POLL_SECONDS = 0.05
 KILL_SECONDS = 10.0
 """A killed process that is still there after this long waits in the kernel; nothing ends it."""
 
+CLOCK_SECONDS = 3.0
+"""How much two moments may differ that are the same: ``btime`` has whole seconds, a heartbeat is old
+by up to two."""
 
-def processes_of(
-    start_id: str, state_dir: Path, *, session: int | None = None, proc: Path = Path("/proc")
-) -> tuple[int, ...]:
-    """Pids of the living processes of start ``start_id`` in ``state_dir``; never the caller's own.
+
+@dataclass(frozen=True)
+class Mark:
+    """What marks the processes of a start.
+
+    Attributes:
+        session: number of the session that the engine's main process leads, if it is known.
+        seen: when that process was last known to run; ``None``: it is this process's own child. In
+            a session of the same number that began later are strangers.
+    """
+
+    start_id: str
+    state_dir: Path
+    session: int | None = None
+    seen: datetime | None = None
+
+
+def processes_of(mark: Mark, *, proc: Path = PROC) -> tuple[int, ...]:
+    """Pids of the living processes of a start; never the caller's own.
 
     Zombies are not found: they hold nothing any more.
-
-    Args:
-        session: also every process of this session, which may have replaced its environment. Only
-            for a session that this process began itself: the number may be someone else's later.
     """
-    wanted = {f"{names.START_ID}={start_id}".encode(), f"{names.STATE_DIR}={state_dir}".encode()}
-    found = []
-    for entry in proc.iterdir():
-        if not entry.name.isdigit() or int(entry.name) == os.getpid():
-            continue
-        try:
-            variables = set((entry / "environ").read_bytes().split(b"\0"))
-        except OSError:
-            variables = set()  # gone meanwhile, or another user's
-        if wanted <= variables or (session is not None and _session_of(entry) == session):
-            found.append(int(entry.name))
-    return tuple(sorted(found))
+    variables = {
+        f"{names.START_ID}={mark.start_id}".encode(),
+        f"{names.STATE_DIR}={mark.state_dir}".encode(),
+    }
+    return tuple(
+        sorted(
+            int(entry.name)
+            for entry in proc.iterdir()
+            if entry.name.isdigit()
+            and int(entry.name) != os.getpid()
+            and (variables <= _environment(entry) or _in_session(entry, mark, proc))
+        )
+    )
 
 
-def is_running(pid: int, *, proc: Path = Path("/proc")) -> bool:
+def is_running(pid: int, *, proc: Path = PROC) -> bool:
     """Whether ``pid`` is a process that still runs (a zombie does not)."""
-    fields = _stat(proc / str(pid))
-    return bool(fields) and fields[0] not in ("Z", "X")
+    return _runs(_stat(proc / str(pid)))
 
 
-def _session_of(entry: Path) -> int | None:
-    """The session of a process that runs."""
-    fields = _stat(entry)
-    return int(fields[3]) if fields and fields[0] not in ("Z", "X") else None
+def end_processes(mark: Mark, *, grace: float) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """SIGTERM every process of the start, after ``grace`` seconds SIGKILL, until none is left.
+
+    Returns:
+        The pids that were found, and those that are still there (uninterruptible in the kernel, or
+        another user's).
+    """
+    found = set(processes_of(mark))
+    for pid in found:
+        _send(pid, signal.SIGTERM)
+    deadline = time.monotonic() + grace
+    while processes_of(mark) and time.monotonic() < deadline:
+        time.sleep(POLL_SECONDS)
+    deadline = time.monotonic() + KILL_SECONDS
+    # Again and again: a process may have forked between the look and the kill.
+    while (left := processes_of(mark)) and time.monotonic() < deadline:
+        found.update(left)
+        for pid in left:
+            _send(pid, signal.SIGKILL)
+        time.sleep(POLL_SECONDS)
+    return tuple(sorted(found)), left
+
+
+def _send(pid: int, number: signal.Signals) -> None:
+    # A process that is gone already is what was wanted; another user's is reported as left.
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, number)
+
+
+def _environment(entry: Path) -> set[bytes]:
+    try:
+        return set((entry / "environ").read_bytes().split(b"\0"))
+    except OSError:
+        return set()  # gone meanwhile, or another user's
+
+
+def _in_session(entry: Path, mark: Mark, proc: Path) -> bool:
+    """Whether the process is in the start's session, and not in a later one of the same number."""
+    if mark.session is None:
+        return False
+    stat = _stat(entry)
+    if not _runs(stat) or int(stat[3]) != mark.session:
+        return False
+    return mark.seen is None or _began(stat, proc) <= mark.seen.timestamp() + CLOCK_SECONDS
+
+
+def _runs(stat: list[str]) -> bool:
+    return bool(stat) and stat[0] not in ("Z", "X")
+
+
+def _began(stat: list[str], proc: Path) -> float:
+    """When a process began, in seconds of the epoch."""
+    boot = next(line for line in (proc / "stat").read_text().splitlines() if line.startswith("btime "))
+    return int(boot.split()[1]) + int(stat[19]) / os.sysconf("SC_CLK_TCK")
 
 
 def _stat(entry: Path) -> list[str]:
@@ -66,38 +134,3 @@ def _stat(entry: Path) -> list[str]:
         return []
     # The name in parentheses may hold spaces and parentheses itself.
     return stat.rpartition(")")[2].split()
-
-
-def send(pid: int, number: signal.Signals) -> None:
-    """Send a signal; a process that is gone already is what was wanted."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.kill(pid, number)
-
-
-def end_processes(
-    start_id: str, state_dir: Path, *, grace: float, session: int | None = None
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """SIGTERM every process of the start, after ``grace`` seconds SIGKILL, until none is left.
-
-    Returns:
-        The pids that were found, and those that are still there (uninterruptible in the kernel, or
-        another user's).
-    """
-
-    def living() -> tuple[int, ...]:
-        return processes_of(start_id, state_dir, session=session)
-
-    found = set(living())
-    for pid in found:
-        send(pid, signal.SIGTERM)
-    deadline = time.monotonic() + grace
-    while living() and time.monotonic() < deadline:
-        time.sleep(POLL_SECONDS)
-    deadline = time.monotonic() + KILL_SECONDS
-    # Again and again: a process may have forked between the look and the kill.
-    while (left := living()) and time.monotonic() < deadline:
-        found.update(left)
-        for pid in left:
-            send(pid, signal.SIGKILL)
-        time.sleep(POLL_SECONDS)
-    return tuple(sorted(found)), left

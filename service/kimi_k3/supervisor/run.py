@@ -19,7 +19,7 @@ from kimi_k3.supervisor.follow import Follower
 from kimi_k3.supervisor.health import watched_health
 from kimi_k3.supervisor.logfile import EngineLog
 from kimi_k3.supervisor.phases import latest, sign_of
-from kimi_k3.supervisor.processes import end_processes
+from kimi_k3.supervisor.processes import Mark, end_processes
 from kimi_k3.supervisor.recorder import Recorder
 from kimi_k3.supervisor.signals import received_signals
 from kimi_k3.supervisor.start import Start
@@ -144,7 +144,8 @@ def _drain(
 
 
 def _end_everything(start: Start, child: Child, *, grace: float, report: Callable[[str], None]) -> None:
-    _, left = end_processes(start.record.start_id, start.state_dir, session=child.pid, grace=grace)
+    mark = Mark(start.record.start_id, start.state_dir, session=child.pid)
+    _, left = end_processes(mark, grace=grace)
     child.close(seconds=1.0)
     if left:
         report(f"pid {', '.join(map(str, left))} cannot be ended; a driver may hold it in the kernel")

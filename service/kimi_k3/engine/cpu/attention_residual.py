@@ -29,7 +29,7 @@ def attn_res(
 
     Args:
         prefix: ``[T, D]``; ``delta`` (same shape) is added to it in place.
-        blocks: ``[T, blocks, D]``; the new prefix is written to ``blocks[:, block_write_idx]`` if that is >= 0.
+        blocks: ``[T, blocks, D]``; the new prefix is written to ``blocks[:, block_write_idx]`` if >= 0.
         norm_weight, qk_weight, output_norm_weight: ``[D]``.
 
     Returns:

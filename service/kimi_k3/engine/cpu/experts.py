@@ -7,6 +7,7 @@ others.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import Any
 
 import torch
@@ -20,12 +21,13 @@ from vllm.platforms import current_platform
 from kimi_k3.conversion import dequantize_int4, dequantize_mxfp4
 
 
-class _CpuExperts(mk.FusedMoEExpertsModular):  # type: ignore[misc]
-    """What both weight formats share; a subclass says how a matrix is dequantised."""
+class _CpuExperts(mk.FusedMoEExpertsModular):
+    """What both weight formats share."""
 
     @staticmethod
-    def _dequantize(packed: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-        raise NotImplementedError
+    @abstractmethod
+    def dequantize(packed: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        """The float32 matrix ``[N, K]`` of packed weights ``[N, K / 2]`` and scales ``[N, K / 32]``."""
 
     def apply(
         self,
@@ -35,7 +37,6 @@ class _CpuExperts(mk.FusedMoEExpertsModular):  # type: ignore[misc]
         w2: torch.Tensor,
         topk_weights: torch.Tensor,
         topk_ids: torch.Tensor,
-        activation: MoEActivation,
         expert_map: torch.Tensor | None,
         apply_router_weight_on_input: bool,
         **_: Any,
@@ -52,25 +53,21 @@ class _CpuExperts(mk.FusedMoEExpertsModular):  # type: ignore[misc]
             if expert < 0:  # another rank's
                 continue
             tokens, slots = (local_ids == expert).nonzero(as_tuple=True)
-            gate_up = (
-                hidden_states[tokens] @ self._matrix(w1, self.w1_scale, expert).to(hidden_states.dtype).T
-            )
-            inner = torch.empty(len(tokens), gate_up.shape[-1] // 2, dtype=gate_up.dtype)
-            self._activate(activation, inner, gate_up)
-            down = inner @ self._matrix(w2, self.w2_scale, expert).to(hidden_states.dtype).T
-            output.index_add_(0, tokens, (down * topk_weights[tokens, slots].unsqueeze(-1)).to(output.dtype))
+            dtype = hidden_states.dtype
+            w13 = self.dequantize(w1[expert], self.w1_scale[expert]).to(dtype)
+            down = self.dequantize(w2[expert], self.w2_scale[expert]).to(dtype)
+            out = self._situ(hidden_states[tokens] @ w13.T).to(dtype) @ down.T
+            output.index_add_(0, tokens, (out * topk_weights[tokens, slots].unsqueeze(-1)).to(output.dtype))
 
-    def _matrix(self, packed: torch.Tensor, scale: torch.Tensor, expert: int) -> torch.Tensor:
-        return self._dequantize(packed[expert], scale[expert])
-
-    def _activate(self, activation: MoEActivation, output: torch.Tensor, gate_up: torch.Tensor) -> None:
-        """SiTU: ``beta tanh(gate / beta) sigmoid(gate) * linear_beta tanh(up / linear_beta)``."""
+    def _situ(self, gate_up: torch.Tensor) -> torch.Tensor:
+        """``beta tanh(gate / beta) sigmoid(gate) * linear_beta tanh(up / linear_beta)``, float32."""
         beta = self.moe_config.activation_situ_beta
         linear_beta = self.moe_config.activation_situ_linear_beta
         gate, up = gate_up.float().chunk(2, dim=-1)
         if linear_beta is not None:
             up = linear_beta * torch.tanh(up / linear_beta)
-        output.copy_(beta * torch.tanh(gate / beta) * torch.sigmoid(gate) * up)
+        situ: torch.Tensor = torch.sigmoid(gate) * beta * torch.tanh(gate / beta) * up
+        return situ
 
     def finalize_weight_and_reduce_impl(self) -> mk.TopKWeightAndReduce:
         """Weighting and reduction are done in :meth:`apply`."""
@@ -103,11 +100,11 @@ class _CpuExperts(mk.FusedMoEExpertsModular):  # type: ignore[misc]
     @staticmethod
     def _supports_quant_scheme(weight_key: QuantKey | None, activation_key: QuantKey | None) -> bool:
         # The key names the checkpoint's scheme, also where int4 is what will be served.
-        return weight_key == kMxfp4Static and activation_key is None
+        return bool(weight_key == kMxfp4Static) and activation_key is None
 
     @staticmethod
     def _supports_activation(activation: MoEActivation) -> bool:
-        return activation == MoEActivation.SITU
+        return bool(activation == MoEActivation.SITU)
 
     @staticmethod
     def _supports_parallel_config(moe_parallel_config: FusedMoEParallelConfig) -> bool:
@@ -117,10 +114,16 @@ class _CpuExperts(mk.FusedMoEExpertsModular):  # type: ignore[misc]
 class Mxfp4CpuExperts(_CpuExperts):
     """The checkpoint's values, exactly."""
 
-    _dequantize = staticmethod(dequantize_mxfp4)
+    @staticmethod
+    def dequantize(packed: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        """MXFP4 codes and E8M0 scales."""
+        return dequantize_mxfp4(packed, scale)
 
 
 class Int4CpuExperts(_CpuExperts):
     """int4_per_group_32, with the bf16 rounding of ``q * scale`` that the GPU kernel has."""
 
-    _dequantize = staticmethod(dequantize_int4)
+    @staticmethod
+    def dequantize(packed: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        """int4 nibbles and bf16 scales."""
+        return dequantize_int4(packed, scale)

@@ -34,7 +34,7 @@ def _install_stand_ins() -> None:
 _install_stand_ins()
 
 
-class KimiLinearForCausalLM(upstream_linear.KimiLinearForCausalLM):  # type: ignore[misc]
+class KimiLinearForCausalLM(upstream_linear.KimiLinearForCausalLM):
     """The text model; keeps plain the weights that the model reads as tensors.
 
     vLLM packs linear weights for its CPU kernels and empties ``.weight``, but the attention residual

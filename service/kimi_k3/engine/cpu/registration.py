@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Telling a CPU build of vLLM about Kimi-K3: through its official hooks, and where it has none, by replacement."""
+"""Telling vLLM on a CPU about Kimi-K3: through its official hooks, and where it has none, by replacement."""
 
 from __future__ import annotations
 
@@ -84,6 +84,7 @@ def _zero_whole_manager_blocks() -> None:
     kernel blocks, with them: where a manager block is several kernel blocks, blocks of other
     requests are wiped and their text changes under concurrency.
     """
+    import torch
     from vllm.v1.kv_cache_interface import FullAttentionSpec
     from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 
@@ -93,8 +94,8 @@ def _zero_whole_manager_blocks() -> None:
                 continue
             for layer_name in group.layer_names:
                 layer = self.compilation_config.static_forward_context.get(layer_name)
-                cache = getattr(layer, "kv_cache", None)
-                if getattr(cache, "ndim", 0) < 1:
+                cache: Any = getattr(layer, "kv_cache", None)
+                if not isinstance(cache, torch.Tensor):
                     continue
                 kernel_blocks = cache.shape[0] // self.kv_cache_config.num_blocks
                 for block_id in block_ids:
