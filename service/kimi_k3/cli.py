@@ -128,7 +128,7 @@ def show(
 ) -> int:
     """Show what a checkpoint holds and what is wrong with it; exit code 4 if it cannot be served."""
     from kimi_k3.checkpoint import inspect_checkpoint
-    from kimi_k3.plan.checkpoint_view import as_document, print_tables
+    from kimi_k3.checkpoint.view import as_document, print_tables
 
     checkpoint = inspect_checkpoint(directory)
     if as_json:
@@ -151,9 +151,10 @@ def demo(
 ) -> None:
     """Make a tiny checkpoint, serve it on this machine, ask it one question."""
     from kimi_k3.demo import run_demo
-    from kimi_k3.journal.models import Weights
+    from kimi_k3.plan.options import choose
+    from kimi_k3.words.weights import Weights
 
-    run_demo(weights=Weights(weights), port=port, sidecar_port=sidecar_port, once=once)
+    run_demo(weights=choose("--weights", weights, Weights), port=port, sidecar_port=sidecar_port, once=once)
 
 
 @app.command()

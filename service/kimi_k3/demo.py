@@ -25,8 +25,8 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 
 from kimi_k3.checkpoint import make_tiny_checkpoint
 from kimi_k3.errors import ExitCode, OperatorError
-from kimi_k3.journal.models import Weights
-from kimi_k3.journal.phases import STARTING, Phase
+from kimi_k3.words.phases import STARTING, Phase
+from kimi_k3.words.weights import Weights
 
 HOST = "127.0.0.1"
 QUESTION = "What is a mixture of experts?"
@@ -67,7 +67,9 @@ def run_demo(*, weights: Weights, port: int, sidecar_port: int, once: bool) -> N
                 *("--accept-lossy", "--host", HOST, "--port", port, "--state-dir", state_dir),
                 log=log,
             ) as supervisor,
-            _child("sidecar", "--host", HOST, "--port", sidecar_port, "--state-dir", state_dir, log=log) as sidecar,
+            _child(
+                *("sidecar", "--host", HOST, "--port", sidecar_port, "--state-dir", state_dir), log=log
+            ) as sidecar,
         ):
             engine, status = f"http://{HOST}:{port}", f"http://{HOST}:{sidecar_port}"
             console.print(f"OpenAI API: {engine}/v1   status, probes, metrics: {status}/status")
@@ -80,9 +82,7 @@ def run_demo(*, weights: Weights, port: int, sidecar_port: int, once: bool) -> N
                 _wait(supervisor, directory / "serve.log")
 
 
-def _follow(
-    console: Console, status: str, children: tuple[subprocess.Popen[bytes], ...], log: Path
-) -> None:
+def _follow(console: Console, status: str, children: tuple[subprocess.Popen[bytes], ...], log: Path) -> None:
     """Show a bar per phase until the sidecar says ready."""
     progress = Progress(
         SpinnerColumn(),
@@ -137,7 +137,8 @@ def _ask(console: Console, engine: str, weights: Weights) -> None:
     seconds = time.monotonic() - began
     console.print()
     console.print("Question: ", QUESTION, style="bold", sep="")
-    console.print("Answer:   ", answer["choices"][0]["message"]["content"], sep="", markup=False, highlight=False)
+    text = answer["choices"][0]["message"]["content"]
+    console.print("Answer:   ", text, sep="", markup=False, highlight=False)
     console.print(
         f"({answer['usage']['completion_tokens']} tokens in {seconds:.1f} s from {weights} experts on a CPU. "
         "The weights are random, so the words are noise: what is real is the way they came.)",
@@ -196,7 +197,7 @@ def _failure(child: subprocess.Popen[bytes], log: Path) -> OperatorError:
         what, _, remedy = errors[-1].removeprefix("kimi-k3: error: ").rpartition("; ")
         return OperatorError(what, remedy=remedy, exit_code=ExitCode(child.returncode))
     return OperatorError(
-        f"a process of the demo ended with exit code {child.returncode}: {lines[-1] if lines else 'no output'}",
+        f"a process of the demo ended with exit code {child.returncode}: {(lines or ['no output'])[-1]}",
         remedy="run `kimi-k3 checkpoint make` and `kimi-k3 serve` by hand to see its log",
     )
 

@@ -7,7 +7,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from kimi_k3.journal.models import CheckpointSummary, FailureRecord, RankRecord, SupervisorRecord, Weights
+from kimi_k3.journal.models import CheckpointSummary, FailureRecord, RankRecord, SupervisorRecord
+from kimi_k3.words.weights import Weights
 
 NOW = datetime(2026, 5, 1, 12, 0, tzinfo=UTC)
 

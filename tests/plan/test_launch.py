@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from kimi_k3.journal.models import ConsentSource, ScaleRule, Weights
 from kimi_k3.plan.launch import Deployment, Launch, build_launch, child_environment, overridden
 from kimi_k3.profiles.load import load_profile, profile_names
+from kimi_k3.words.weights import ConsentSource, ScaleRule, Weights
 
 COMMAND = ("python", "-m", "engine")
 

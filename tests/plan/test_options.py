@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from kimi_k3.errors import ExitCode, OperatorError
-from kimi_k3.journal.models import ConsentSource, ScaleRule, Weights
 from kimi_k3.plan.consent import require_consent
 from kimi_k3.plan.launch import Deployment
 from kimi_k3.plan.options import Options, decide
 from kimi_k3.profiles.load import load_profile
+from kimi_k3.words.weights import ConsentSource, ScaleRule, Weights
 
 OPTIONS = Options(checkpoint=Path("/k3"), host="127.0.0.1", port=8000, served_model_name="kimi-k3")
 

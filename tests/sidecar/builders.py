@@ -11,23 +11,20 @@ from kimi_k3.journal.models import (
     SUPERVISOR_FILE,
     Canary,
     CheckpointSummary,
-    ConsentSource,
     FailureRecord,
     PhaseChange,
-    Projection,
     ProjectionConversion,
     RankRecord,
     Record,
-    ScaleRule,
     SupervisorRecord,
-    Weights,
     failure_file,
     rank_file,
 )
-from kimi_k3.journal.phases import Phase
 from kimi_k3.journal.reader import Fault, Journal
 from kimi_k3.journal.writer import write_record
 from kimi_k3.sidecar.view import EngineHealth, EngineOutcome
+from kimi_k3.words.phases import Phase
+from kimi_k3.words.weights import ConsentSource, Projection, ScaleRule, Weights
 
 START = datetime(2026, 5, 1, 12, 0, tzinfo=UTC)
 NOW = START + timedelta(minutes=20)

@@ -16,10 +16,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from kimi_k3.journal.models import MemoryReading, Projection
+from kimi_k3.journal.models import MemoryReading
 from kimi_k3.journal.reader import read_journal
 from kimi_k3.sidecar.app import create_app
 from kimi_k3.sidecar.settings import Settings
+from kimi_k3.words.weights import Projection
 
 from .builders import NOW, conversion, lossy_rank, lossy_supervisor
 from .test_app import PATHS

@@ -11,9 +11,9 @@ import pytest
 from fastapi.testclient import TestClient
 from prometheus_client.parser import text_string_to_metric_families
 
-from kimi_k3.journal.phases import Phase
 from kimi_k3.sidecar.app import create_app
 from kimi_k3.sidecar.settings import Settings
+from kimi_k3.words.phases import Phase
 
 from .builders import NOW, journal, lossy, phases, rank, supervisor, write
 from .engine import FakeEngine

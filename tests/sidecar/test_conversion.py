@@ -3,8 +3,8 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from kimi_k3.journal.models import Projection, Weights
 from kimi_k3.sidecar.conversion import conversion_view, served_lossy
+from kimi_k3.words.weights import Projection, Weights
 
 from .builders import (
     all_conversions,

@@ -7,10 +7,10 @@ from datetime import timedelta
 import pytest
 
 from kimi_k3.journal.models import Canary, Ending
-from kimi_k3.journal.phases import Phase
 from kimi_k3.journal.reader import Fault, Journal
 from kimi_k3.sidecar.readiness import readiness_view
 from kimi_k3.sidecar.view import EngineHealth, EngineOutcome
+from kimi_k3.words.phases import Phase
 
 from .builders import NOW, START, at, health, journal, lossless, lossy, phases, supervisor
 

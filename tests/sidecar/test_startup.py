@@ -6,8 +6,8 @@ from datetime import timedelta
 import pytest
 
 from kimi_k3.journal.models import Ending, Loading, RankRecord
-from kimi_k3.journal.phases import Phase
 from kimi_k3.sidecar.startup import startup_view
+from kimi_k3.words.phases import Phase
 
 from .builders import (
     NOW,

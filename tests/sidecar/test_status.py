@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-from kimi_k3.journal.models import ConsentSource, Ending, FailureRecord, Weights
-from kimi_k3.journal.phases import Phase
+from kimi_k3.journal.models import Ending, FailureRecord
 from kimi_k3.journal.reader import Fault
 from kimi_k3.sidecar.status import status_view
+from kimi_k3.words.phases import Phase
+from kimi_k3.words.weights import ConsentSource, Weights
 
 from .builders import (
     NOW,

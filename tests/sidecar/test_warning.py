@@ -5,11 +5,12 @@ from datetime import timedelta
 
 import pytest
 
-from kimi_k3.journal.models import Ending, FailureRecord, Weights
-from kimi_k3.journal.phases import Phase
+from kimi_k3.journal.models import Ending, FailureRecord
 from kimi_k3.journal.reader import Fault, Journal
 from kimi_k3.sidecar.view import EngineHealth, EngineOutcome
 from kimi_k3.sidecar.warning import KINDS, warnings_view
+from kimi_k3.words.phases import Phase
+from kimi_k3.words.weights import Weights
 
 from .builders import (
     NOW,

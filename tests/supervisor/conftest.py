@@ -18,8 +18,8 @@ import pytest
 
 from kimi_k3.checkpoint import make_tiny_checkpoint
 from kimi_k3.journal.models import SupervisorRecord
-from kimi_k3.journal.phases import Phase
 from kimi_k3.journal.reader import read_journal
+from kimi_k3.words.phases import Phase
 
 DRIVE = Path(__file__).with_name("drive.py")
 PATIENCE = 30.0

@@ -18,8 +18,8 @@ FAKE_ENGINE = Path(__file__).with_name("fake_engine.py")
 if __name__ == "__main__":
     follow.PATIENCE_SECONDS = 1.0
     run.END_GRACE_SECONDS = 1.0
-    run.exit_deadline_seconds = lambda drain_timeout, *, serving: drain_timeout if serving else 1.0
+    vars(run)["exit_deadline_seconds"] = lambda drain, *, serving: drain if serving else 1.0
     # These tests are about the supervisor: they run where vLLM is not installed, too.
-    serve.check_vllm_installed = lambda: None
+    vars(serve)["check_vllm_installed"] = lambda: None
     serve.serve = partial(serve.serve, engine_command=(sys.executable, str(FAKE_ENGINE), sys.argv[1]))
     sys.exit(cli.run(sys.argv[2:]))

@@ -15,21 +15,19 @@ import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-from kimi_k3.journal.environment import EngineEnvironment
 from kimi_k3.journal.models import (
     FailureRecord,
     PhaseChange,
-    Projection,
     ProjectionConversion,
     RankRecord,
-    ScaleRule,
     SupervisorRecord,
-    Weights,
     failure_file,
     rank_file,
 )
-from kimi_k3.journal.phases import Phase
 from kimi_k3.journal.writer import now, write_record
+from kimi_k3.words.environment import EngineEnvironment
+from kimi_k3.words.phases import Phase
+from kimi_k3.words.weights import Projection, ScaleRule, Weights
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
 STUBBORN = [

@@ -15,19 +15,17 @@ from kimi_k3.journal.models import (
     CheckpointSummary,
     FailureRecord,
     PhaseChange,
-    Projection,
     ProjectionConversion,
     RankRecord,
-    ScaleRule,
     SupervisorRecord,
-    Weights,
 )
-from kimi_k3.journal.phases import Phase
 from kimi_k3.supervisor.acceptance import objection
 from kimi_k3.supervisor.phases import LOG_SIGNS, latest, sign_of, starting_phase
 from kimi_k3.supervisor.redact import HIDDEN, MAX_LINE, Lines
 from kimi_k3.supervisor.serve import engine_url
 from kimi_k3.supervisor.verdict import death, lost_rank, too_slow
+from kimi_k3.words.phases import Phase
+from kimi_k3.words.weights import Projection, ScaleRule, Weights
 
 NOW = datetime(2026, 11, 30, tzinfo=UTC)
 LOG = Path("/state/engine.log")
@@ -270,7 +268,8 @@ def test_lines_survive_any_cut_of_the_stream(lines: list[str], cuts: list[int]) 
     """A pipe gives bytes in pieces that end anywhere, in the middle of a character or of the key."""
     wanted = [line + SECRET for line in lines]
     data = "\n".join(wanted).encode()
-    splitter, found, begin = Lines(SECRET), [], 0
+    splitter, begin = Lines(SECRET), 0
+    found: list[str] = []
     for cut in [*sorted(cuts), len(data)]:
         found += splitter.feed(data[begin:cut])
         begin = max(begin, cut)

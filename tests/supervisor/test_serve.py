@@ -11,11 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from kimi_k3.journal.models import SUPERVISOR_FILE, ConsentSource
-from kimi_k3.journal.phases import Phase
+from kimi_k3.journal.models import SUPERVISOR_FILE
 from kimi_k3.journal.reader import read_journal
 from kimi_k3.supervisor.processes import is_running
 from kimi_k3.supervisor.signals import SAME_SECONDS
+from kimi_k3.words.phases import Phase
+from kimi_k3.words.weights import ConsentSource
 
 from .conftest import Running, Starter, assert_nothing_left, processes_in
 

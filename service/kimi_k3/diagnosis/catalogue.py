@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator
 
-from kimi_k3.journal.phases import Phase
+from kimi_k3.words.phases import Phase
 
 Line = Annotated[str, StringConstraints(strip_whitespace=True, min_length=10, pattern=r"^[^\n]+$")]
 

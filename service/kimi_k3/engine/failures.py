@@ -14,9 +14,9 @@ import sys
 from collections.abc import Iterator
 
 from kimi_k3.errors import OperatorError
-from kimi_k3.journal.environment import EngineEnvironment
 from kimi_k3.journal.models import FailureRecord, failure_file
 from kimi_k3.journal.writer import now, write_record
+from kimi_k3.words.environment import EngineEnvironment
 
 
 @contextlib.contextmanager

@@ -22,7 +22,7 @@ from vllm.model_executor.model_loader.ep_weight_filter import should_skip_weight
 from kimi_k3.checkpoint.headers import read_header
 from kimi_k3.engine.reporter import rank_reporter
 from kimi_k3.journal.models import Loading
-from kimi_k3.journal.phases import Phase
+from kimi_k3.words.phases import Phase
 
 LOAD_FORMAT = "kimi_k3"
 

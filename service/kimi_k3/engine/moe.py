@@ -28,9 +28,10 @@ from kimi_k3.engine.memory import read_memory
 from kimi_k3.engine.reporter import rank_reporter
 from kimi_k3.engine.request import INT4_FLAG, requested_weights
 from kimi_k3.errors import ExitCode, OperatorError
-from kimi_k3.journal.environment import EngineEnvironment
-from kimi_k3.journal.models import Projection, ProjectionConversion
+from kimi_k3.journal.models import ProjectionConversion
 from kimi_k3.journal.writer import now
+from kimi_k3.words.environment import EngineEnvironment
+from kimi_k3.words.weights import Projection
 
 
 class KimiK3Mxfp4Config(Mxfp4Config):

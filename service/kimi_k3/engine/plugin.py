@@ -32,7 +32,7 @@ def _register() -> None:
     from vllm.platforms import current_platform
 
     from kimi_k3.errors import OperatorError
-    from kimi_k3.journal.environment import EngineEnvironment
+    from kimi_k3.words.environment import EngineEnvironment
 
     environment = EngineEnvironment.read()
     if current_platform.is_cpu():

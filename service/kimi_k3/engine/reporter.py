@@ -11,18 +11,11 @@ from pathlib import Path
 from vllm.logger import init_logger
 
 from kimi_k3.engine.memory import read_memory
-from kimi_k3.journal.environment import EngineEnvironment
-from kimi_k3.journal.models import (
-    Loading,
-    PhaseChange,
-    ProjectionConversion,
-    RankRecord,
-    ScaleRule,
-    Weights,
-    rank_file,
-)
-from kimi_k3.journal.phases import Phase
+from kimi_k3.journal.models import Loading, PhaseChange, ProjectionConversion, RankRecord, rank_file
 from kimi_k3.journal.writer import PatientWriter, now
+from kimi_k3.words.environment import EngineEnvironment
+from kimi_k3.words.phases import Phase
+from kimi_k3.words.weights import ScaleRule, Weights
 
 logger = init_logger(__name__)
 

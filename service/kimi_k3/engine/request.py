@@ -11,8 +11,8 @@ from __future__ import annotations
 from vllm.config import get_current_vllm_config
 
 from kimi_k3.errors import ExitCode, OperatorError
-from kimi_k3.journal.environment import ACCEPT_LOSSY, WEIGHTS, EngineEnvironment
-from kimi_k3.journal.models import Weights
+from kimi_k3.words.environment import ACCEPT_LOSSY, WEIGHTS, EngineEnvironment
+from kimi_k3.words.weights import Weights
 
 INT4_FLAG = "--quantization-config.moe.weight int4_per_group_32"
 

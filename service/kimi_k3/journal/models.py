@@ -10,13 +10,13 @@ such and never mixed into the present one.
 from __future__ import annotations
 
 from datetime import datetime
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, NonNegativeFloat
 
-from kimi_k3.journal.phases import Phase
+from kimi_k3.words.phases import Phase
+from kimi_k3.words.weights import ConsentSource, Projection, ScaleRule, Weights
 
 SCHEMA_VERSION: Final = 1
 SUPERVISOR_FILE = "supervisor.json"
@@ -39,39 +39,6 @@ def rank_file(rank: int) -> str:
 def failure_file(pid: int) -> str:
     """File name of the failure that the engine process ``pid`` reported."""
     return f"failure-{pid}.json"
-
-
-class Weights(StrEnum):
-    """What the experts are served as."""
-
-    MXFP4 = "mxfp4"
-    INT4 = "int4"
-
-    @property
-    def lossy(self) -> bool:
-        """Whether the served weights differ from the checkpoint's values."""
-        return self is Weights.INT4
-
-
-class ScaleRule(StrEnum):
-    """How a group's int4 scale is chosen."""
-
-    MSE = "mse"
-    AMAX = "amax"
-
-
-class Projection(StrEnum):
-    """A projection of a layer's routed experts."""
-
-    W13 = "w13"
-    W2 = "w2"
-
-
-class ConsentSource(StrEnum):
-    """Where the operator's consent to a lossy conversion came from."""
-
-    FLAG = "--accept-lossy"
-    ENVIRONMENT = "KIMI_K3_ACCEPT_LOSSY"
 
 
 class Record(BaseModel):

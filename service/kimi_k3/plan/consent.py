@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from kimi_k3.errors import ExitCode, OperatorError
-from kimi_k3.journal.models import ConsentSource, ScaleRule, Weights
+from kimi_k3.words.weights import ConsentSource, ScaleRule, Weights
 
 GAUSSIAN_RELATIVE_MSE = {ScaleRule.MSE: 0.004, ScaleRule.AMAX: 0.010}
 """Relative mean squared error of MXFP4 values requantised to int4 with one bf16 scale per 32, for

@@ -10,11 +10,11 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from kimi_k3.journal import environment as names
-from kimi_k3.journal.models import ConsentSource, ScaleRule, Weights
 from kimi_k3.plan.budget import engine_ready_timeout_seconds, engine_shutdown_timeout_seconds
 from kimi_k3.plan.cores import core_lists
 from kimi_k3.profiles.schema import Device, Profile
+from kimi_k3.words import environment as names
+from kimi_k3.words.weights import ConsentSource, ScaleRule, Weights
 
 ENGINE_MODULE = "vllm.entrypoints.openai.api_server"
 LOAD_FORMAT = "kimi_k3"

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import TypeVar
 
 from kimi_k3.errors import ExitCode, OperatorError, nearest
-from kimi_k3.journal.models import ScaleRule, Weights
 from kimi_k3.plan.consent import require_consent
 from kimi_k3.plan.launch import Deployment
 from kimi_k3.profiles.schema import Profile
+from kimi_k3.words.weights import ScaleRule, Weights
 
 DTYPES = ("auto", "bfloat16", "float", "float16", "float32", "half")
 """vLLM's choices for ``--dtype`` (0.32.0 and 0.33.0)."""
@@ -50,8 +50,12 @@ def decide(
         OperatorError: a value is not possible (names it and the nearest possible one), or the
             weights are lossy and nobody consented.
     """
-    weights = _choice("--weights", options.weights, Weights, profile.weights)
-    scale_rule = _choice("--scale-rule", options.scale_rule, ScaleRule, profile.scale_rule)
+    weights = profile.weights if options.weights is None else choose("--weights", options.weights, Weights)
+    scale_rule = (
+        profile.scale_rule
+        if options.scale_rule is None
+        else choose("--scale-rule", options.scale_rule, ScaleRule)
+    )
     if options.dtype is not None and options.dtype not in DTYPES:
         raise _usage(f"--dtype {options.dtype!r}: there is no such type", nearest(options.dtype, DTYPES))
     if not 1 <= options.port <= 65535:
@@ -92,9 +96,12 @@ def decide(
     )
 
 
-def _choice(flag: str, given: str | None, choices: type[Choice], default: Choice) -> Choice:
-    if given is None:
-        return default
+def choose(flag: str, given: str, choices: type[Choice]) -> Choice:
+    """The choice that an operator named.
+
+    Raises:
+        OperatorError: there is no such choice; names the nearest.
+    """
     try:
         return choices(given)
     except ValueError:

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from kimi_k3.errors import ExitCode, OperatorError
-from kimi_k3.journal.environment import API_KEY
 from kimi_k3.plan.launch import VLLM_API_KEY
+from kimi_k3.words.environment import API_KEY
 
 
 def read_api_key(file: Path | None, environment: Mapping[str, str]) -> str | None:

@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 
 from kimi_k3.errors import ExitCode, OperatorError
-from kimi_k3.journal.environment import STATE_DIR
+from kimi_k3.words.environment import STATE_DIR
 
 
 def check_state_dir(directory: Path) -> None:

@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator
 
-from kimi_k3.journal.models import ScaleRule, Weights
+from kimi_k3.words.weights import ScaleRule, Weights
 
 PLANNED_FLAGS = frozenset(
     {

@@ -8,10 +8,11 @@ from datetime import datetime
 
 from pydantic import Field
 
-from kimi_k3.journal.models import Projection, ProjectionConversion, RankRecord, ScaleRule, Weights
+from kimi_k3.journal.models import ProjectionConversion, RankRecord
 from kimi_k3.journal.reader import Journal
 from kimi_k3.sidecar.arithmetic import finite, ratio, seconds_between
 from kimi_k3.sidecar.view import View
+from kimi_k3.words.weights import Projection, ScaleRule, Weights
 
 LOSSLESS_NOTE = (
     "The experts are served exactly as they stand in the checkpoint (MXFP4); nothing is converted."

@@ -8,7 +8,6 @@ from typing import Any
 from fastapi import FastAPI
 from pydantic import BaseModel
 
-from kimi_k3.journal.phases import Phase
 from kimi_k3.sidecar.conversion import conversion_view
 from kimi_k3.sidecar.examples import CGROUP, HEALTHY, HOST, NOW, REFUSED, example_journal
 from kimi_k3.sidecar.memory import memory_view
@@ -18,6 +17,7 @@ from kimi_k3.sidecar.startup import Startup, startup_view
 from kimi_k3.sidecar.status import status_view
 from kimi_k3.sidecar.view import Alive
 from kimi_k3.sidecar.warning import warnings_view
+from kimi_k3.words.phases import Phase
 
 Answers = dict[int | str, dict[str, Any]]
 

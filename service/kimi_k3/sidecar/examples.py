@@ -9,21 +9,18 @@ from pathlib import Path
 from kimi_k3.journal.models import (
     Canary,
     CheckpointSummary,
-    ConsentSource,
     Loading,
     MemoryReading,
     PhaseChange,
-    Projection,
     ProjectionConversion,
     RankRecord,
-    ScaleRule,
     SupervisorRecord,
-    Weights,
 )
-from kimi_k3.journal.phases import Phase
 from kimi_k3.journal.reader import Journal
 from kimi_k3.sidecar.host import CgroupMemory, HostMemory
 from kimi_k3.sidecar.view import EngineHealth, EngineOutcome
+from kimi_k3.words.phases import Phase
+from kimi_k3.words.weights import ConsentSource, Projection, ScaleRule, Weights
 
 START = datetime(2026, 1, 1, 8, 0, tzinfo=UTC)
 NOW = START + timedelta(minutes=30)

@@ -7,10 +7,11 @@ from datetime import datetime
 
 from pydantic import Field
 
-from kimi_k3.journal.models import MemoryReading, Projection, RankRecord
+from kimi_k3.journal.models import MemoryReading, RankRecord
 from kimi_k3.journal.reader import Journal
 from kimi_k3.sidecar.host import CgroupMemory, HostMemory
 from kimi_k3.sidecar.view import View
+from kimi_k3.words.weights import Projection
 
 
 class ConversionMemory(View):

@@ -9,10 +9,10 @@ from enum import StrEnum
 from pydantic import Field
 
 from kimi_k3.journal.models import STALE_AFTER_SECONDS, SUPERVISOR_FILE
-from kimi_k3.journal.phases import Phase
 from kimi_k3.journal.reader import Journal
 from kimi_k3.sidecar.arithmetic import is_fresh
 from kimi_k3.sidecar.view import EngineHealth, View
+from kimi_k3.words.phases import Phase
 
 RETRY_AFTER_SECONDS = 5
 """What ``Retry-After`` tells a client that came too early, in seconds."""

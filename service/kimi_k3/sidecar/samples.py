@@ -11,7 +11,6 @@ from itertools import pairwise
 
 from kimi_k3 import __version__
 from kimi_k3.journal.models import RankRecord, SupervisorRecord
-from kimi_k3.journal.phases import Phase
 from kimi_k3.journal.reader import Journal
 from kimi_k3.sidecar import metrics as m
 from kimi_k3.sidecar.arithmetic import seconds_between
@@ -21,6 +20,7 @@ from kimi_k3.sidecar.readiness import journal_reasons
 from kimi_k3.sidecar.startup import conversions_done
 from kimi_k3.sidecar.view import EngineHealth
 from kimi_k3.sidecar.warning import KINDS, warnings_view
+from kimi_k3.words.phases import Phase
 
 HEALTH_VALID_SECONDS = 15.0
 """An answer of the engine older than this says nothing about the present."""

@@ -11,7 +11,7 @@ from pydantic import Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from kimi_k3.errors import ExitCode, OperatorError, nearest
-from kimi_k3.journal.environment import default_state_dir
+from kimi_k3.words.environment import default_state_dir
 
 PREFIX = "KIMI_K3_SIDECAR_"
 

@@ -8,10 +8,10 @@ from datetime import datetime
 from pydantic import Field
 
 from kimi_k3.journal.models import RankRecord, SupervisorRecord
-from kimi_k3.journal.phases import Phase
 from kimi_k3.journal.reader import Journal
 from kimi_k3.sidecar.arithmetic import is_fresh, ratio, seconds_between, total
 from kimi_k3.sidecar.view import View
+from kimi_k3.words.phases import Phase
 
 STARTED = (Phase.READY, Phase.DRAINING)
 """Phases in which the start is over and the deployment is not."""

@@ -9,22 +9,14 @@ from datetime import datetime
 from pydantic import Field
 
 from kimi_k3 import __version__
-from kimi_k3.journal.models import (
-    SCHEMA_VERSION,
-    Canary,
-    CheckpointSummary,
-    ConsentSource,
-    Ending,
-    ScaleRule,
-    SupervisorRecord,
-    Weights,
-)
-from kimi_k3.journal.phases import Phase
+from kimi_k3.journal.models import SCHEMA_VERSION, Canary, CheckpointSummary, Ending, SupervisorRecord
 from kimi_k3.journal.reader import Journal
 from kimi_k3.sidecar.arithmetic import is_fresh, seconds_between
 from kimi_k3.sidecar.conversion import served_lossy
 from kimi_k3.sidecar.startup import elapsed_seconds, phase_fraction
 from kimi_k3.sidecar.view import EngineHealth, PhaseSpan, View, phase_spans
+from kimi_k3.words.phases import Phase
+from kimi_k3.words.weights import ConsentSource, ScaleRule, Weights
 
 
 class Deployment(View):

@@ -9,8 +9,8 @@ from enum import StrEnum
 from pydantic import BaseModel, ConfigDict, Field
 
 from kimi_k3.journal.models import PhaseChange
-from kimi_k3.journal.phases import Phase
 from kimi_k3.sidecar.arithmetic import seconds_between
+from kimi_k3.words.phases import Phase
 
 
 class View(BaseModel):

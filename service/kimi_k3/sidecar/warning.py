@@ -14,11 +14,11 @@ from enum import StrEnum
 from pydantic import Field
 
 from kimi_k3.journal.models import SupervisorRecord
-from kimi_k3.journal.phases import Phase
 from kimi_k3.journal.reader import Journal
 from kimi_k3.sidecar.arithmetic import is_fresh, seconds_between
 from kimi_k3.sidecar.conversion import missing_conversions
 from kimi_k3.sidecar.view import EngineHealth, View
+from kimi_k3.words.phases import Phase
 
 RANK_GRACE_SECONDS = 120.0
 """How long after loading began a rank may stay silent: vLLM's workers import for a while first."""

@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from kimi_k3.journal.models import Projection, RankRecord, SupervisorRecord
+from kimi_k3.journal.models import RankRecord, SupervisorRecord
+from kimi_k3.words.weights import Projection
 
 
 def objection(record: SupervisorRecord, ranks: Sequence[RankRecord]) -> str | None:

@@ -9,7 +9,6 @@ from collections.abc import Callable
 
 from kimi_k3.errors import OperatorError
 from kimi_k3.journal.models import Canary
-from kimi_k3.journal.phases import Phase
 from kimi_k3.journal.reader import Journal, read_journal
 from kimi_k3.supervisor import verdict
 from kimi_k3.supervisor.acceptance import objection
@@ -21,6 +20,7 @@ from kimi_k3.supervisor.phases import starting_phase
 from kimi_k3.supervisor.processes import is_running
 from kimi_k3.supervisor.recorder import Recorder
 from kimi_k3.supervisor.start import Start
+from kimi_k3.words.phases import Phase
 
 JOURNAL_SECONDS = 0.5
 """How often the ranks' records are read: 8 of 120 kB take about 20 ms."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from kimi_k3.journal.models import RankRecord
-from kimi_k3.journal.phases import Phase
+from kimi_k3.words.phases import Phase
 
 LOG_SIGNS: Final = (
     ("Starting to load model", Phase.LOADING),  # v1/worker/gpu_model_runner.py

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from kimi_k3.journal import environment as names
+from kimi_k3.words import environment as names
 
 PROC = Path("/proc")
 POLL_SECONDS = 0.05

@@ -16,8 +16,8 @@ from kimi_k3.journal.models import (
     PhaseChange,
     SupervisorRecord,
 )
-from kimi_k3.journal.phases import Phase
 from kimi_k3.journal.writer import PatientWriter, now
+from kimi_k3.words.phases import Phase
 
 
 class Recorder:

@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable
 
 from kimi_k3.errors import ExitCode, OperatorError
-from kimi_k3.journal.phases import Phase
 from kimi_k3.plan.budget import exit_deadline_seconds
 from kimi_k3.supervisor.child import Child
 from kimi_k3.supervisor.follow import Follower
@@ -23,6 +22,7 @@ from kimi_k3.supervisor.processes import Mark, end_processes
 from kimi_k3.supervisor.recorder import Recorder
 from kimi_k3.supervisor.signals import received_signals
 from kimi_k3.supervisor.start import Start
+from kimi_k3.words.phases import Phase
 
 TICK_SECONDS = 0.1
 END_GRACE_SECONDS = 5.0

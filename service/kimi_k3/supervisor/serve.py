@@ -12,7 +12,6 @@ from functools import partial
 from pathlib import Path
 
 from kimi_k3.checkpoint import Checkpoint, require_servable
-from kimi_k3.journal.environment import EngineEnvironment, default_state_dir
 from kimi_k3.journal.models import CheckpointSummary, SupervisorRecord
 from kimi_k3.journal.writer import now
 from kimi_k3.plan.fit import check_fit
@@ -30,6 +29,7 @@ from kimi_k3.supervisor.lock import hold_lock
 from kimi_k3.supervisor.redact import redact
 from kimi_k3.supervisor.run import supervise
 from kimi_k3.supervisor.start import Start
+from kimi_k3.words.environment import EngineEnvironment, default_state_dir
 
 ENGINE_COMMAND = (sys.executable, "-m", ENGINE_MODULE)
 ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}

@@ -9,7 +9,7 @@ from pathlib import Path
 from kimi_k3.diagnosis.match import diagnose
 from kimi_k3.errors import ExitCode, OperatorError
 from kimi_k3.journal.models import FailureRecord
-from kimi_k3.journal.phases import STARTING, Phase
+from kimi_k3.words.phases import STARTING, Phase
 
 
 def death(

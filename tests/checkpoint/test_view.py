@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kimi_k3.checkpoint import inspect_checkpoint, make_tiny_checkpoint
-from kimi_k3.plan.checkpoint_view import as_document, print_tables, rows, size
+from kimi_k3.checkpoint.view import as_document, print_tables, rows, size
 
 
 @pytest.fixture

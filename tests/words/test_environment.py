@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from kimi_k3.errors import ExitCode, OperatorError
-from kimi_k3.journal.environment import EngineEnvironment, default_state_dir
+from kimi_k3.words.environment import EngineEnvironment, default_state_dir
 
 
 def test_state_dir_order(monkeypatch: pytest.MonkeyPatch) -> None:

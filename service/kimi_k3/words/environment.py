@@ -16,7 +16,7 @@ from pydantic import BeforeValidator, Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from kimi_k3.errors import ExitCode, OperatorError
-from kimi_k3.journal.models import ScaleRule, Weights
+from kimi_k3.words.weights import ScaleRule, Weights
 
 PREFIX = "KIMI_K3_"
 STATE_DIR = PREFIX + "STATE_DIR"
