@@ -20,6 +20,7 @@ from kimi_k3.journal.models import (
     SupervisorRecord,
 )
 from kimi_k3.supervisor.acceptance import objection
+from kimi_k3.supervisor.announced import Announced
 from kimi_k3.supervisor.phases import LOG_SIGNS, latest, sign_of, starting_phase
 from kimi_k3.supervisor.redact import HIDDEN, MAX_LINE, Lines
 from kimi_k3.supervisor.serve import engine_url
@@ -126,7 +127,7 @@ def test_only_a_complete_and_matching_report_is_accepted(
     record: SupervisorRecord, ranks: list[RankRecord], part: str | None
 ) -> None:
     """vLLM swallows a plugin's exception and goes on, so whatever is not said did not happen."""
-    found = objection(record, ranks)
+    found = objection(record, [rank.summary() for rank in ranks])
     if part is None:
         assert found is None
     else:
@@ -304,3 +305,15 @@ def test_progress_bars_are_lines() -> None:
 def test_where_this_machine_reaches_the_engine(host: str, url: str) -> None:
     """Nobody can connect to "everywhere"."""
     assert engine_url(host, 1) == url
+
+
+def test_a_rank_may_speak_through_the_log() -> None:
+    """Where the state directory is full, a line of the engine's output is what a rank has left."""
+    announced = Announced()
+    summary = rank(1).summary()
+    announced.take(f"(Worker_TP1 pid=7) {summary.line()}")
+    announced.take("(Worker_TP0 pid=6) INFO Model loading took 0.5 GiB memory and 1.000000 seconds")
+    announced.take("(Worker_TP0 pid=6) kimi-k3: rank summary: {half a li")
+    assert announced.summaries == {1: summary}
+    assert announced.phase is Phase.COMPILING
+    assert objection(asked(), [rank(0).summary(), *announced.summaries.values()]) is None

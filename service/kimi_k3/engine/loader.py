@@ -40,7 +40,7 @@ class ReportingModelLoader(DefaultModelLoader):
         model: nn.Module = super().load_model(
             vllm_config=vllm_config, model_config=model_config, prefix=prefix
         )
-        rank_reporter().enter(Phase.COMPILING)
+        rank_reporter().loaded()
         return model
 
     def load_weights(self, model: nn.Module, model_config: ModelConfig) -> None:

@@ -23,10 +23,10 @@ from vllm.model_executor.utils import replace_parameter
 
 from kimi_k3.conversion import GROUP_SIZE, NonFiniteScaleError, convert_experts_
 from kimi_k3.conversion.int4 import ExponentRangeError
-from kimi_k3.engine.failures import reported
 from kimi_k3.engine.memory import read_memory
 from kimi_k3.engine.reporter import rank_reporter
 from kimi_k3.engine.request import INT4_FLAG, requested_weights
+from kimi_k3.engine.voice import reported
 from kimi_k3.errors import ExitCode, OperatorError
 from kimi_k3.journal.models import ProjectionConversion
 from kimi_k3.journal.writer import now

@@ -18,7 +18,7 @@ def register() -> None:
         SystemExit: this process must not go on; the reason is in the journal and on stderr.
             An exception would only end some of vLLM's processes, with the reason buried in the log.
     """
-    from kimi_k3.engine.failures import reported
+    from kimi_k3.engine.voice import reported
     from kimi_k3.errors import OperatorError
 
     try:

@@ -4,20 +4,18 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from functools import cache
 from pathlib import Path
 
-from vllm.logger import init_logger
-
 from kimi_k3.engine.memory import read_memory
+from kimi_k3.engine.voice import say
 from kimi_k3.journal.models import Loading, PhaseChange, ProjectionConversion, RankRecord, rank_file
 from kimi_k3.journal.writer import PatientWriter, now
 from kimi_k3.words.environment import EngineEnvironment
 from kimi_k3.words.phases import Phase
 from kimi_k3.words.weights import ScaleRule, Weights
-
-logger = init_logger(__name__)
 
 LOADING_REPORT_SECONDS = 0.5
 """Progress of loading changes with every tensor; the file changes at most this often."""
@@ -30,9 +28,7 @@ class RankReporter:
         self, directory: Path | None, start_id: str, rank: int, weights: Weights, scale_rule: ScaleRule | None
     ) -> None:
         self._writer = (
-            PatientWriter(directory, rank_file(rank), report=logger.warning)
-            if directory is not None
-            else None
+            PatientWriter(directory, rank_file(rank), report=say) if directory is not None else None
         )
         self._next_loading_report = 0.0
         self.record = RankRecord(
@@ -48,6 +44,12 @@ class RankReporter:
         """This rank begins a phase."""
         change = PhaseChange(phase=phase, at=now())
         self._update(phases=(*self.record.phases, change), memory=read_memory())
+
+    def loaded(self) -> None:
+        """This rank's weights are in place; it goes on to profiling and compiling."""
+        self.enter(Phase.COMPILING)
+        if self._writer is not None:
+            print(self.record.summary().line(), file=sys.stderr, flush=True)
 
     def loading(self, progress: Loading, *, last: bool = False) -> None:
         """This rank has read so much of the checkpoint."""

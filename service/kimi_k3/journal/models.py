@@ -13,7 +13,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, NonNegativeFloat
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, NonNegativeFloat, ValidationError
 
 from kimi_k3.words.phases import Phase
 from kimi_k3.words.weights import ConsentSource, Projection, ScaleRule, Weights
@@ -22,6 +22,7 @@ SCHEMA_VERSION: Final = 1
 SUPERVISOR_FILE = "supervisor.json"
 RANK_FILE_PATTERN = "rank-*.json"
 FAILURE_FILE_PATTERN = "failure-*.json"
+SUMMARY_MARK = "kimi-k3: rank summary: "
 
 # Bounded, so that a foreign record can neither overflow a float nor make a reader build a huge list.
 Integer = Annotated[int, Field(ge=-(2**63), lt=2**63)]
@@ -130,6 +131,45 @@ class RankRecord(Record):
     def phase(self) -> Phase | None:
         """The rank's present phase, if it has reported one."""
         return self.phases[-1].phase if self.phases else None
+
+    def summary(self) -> RankSummary:
+        """What the supervisor has to know before it lets the rank serve."""
+        return RankSummary(
+            start_id=self.start_id,
+            rank=self.rank,
+            weights=self.weights,
+            scale_rule=self.scale_rule,
+            converted=tuple((done.layer, done.projection) for done in self.conversions),
+        )
+
+
+class RankSummary(Record):
+    """What a rank serves, in one line of the engine's log.
+
+    A rank prints it when its weights are in place, so that a state directory that has become full or
+    read-only does not end a start.
+    """
+
+    start_id: str
+    rank: Rank
+    weights: Weights
+    scale_rule: ScaleRule | None
+    converted: tuple[tuple[Count, Projection], ...]
+
+    def line(self) -> str:
+        """The line, without a line break."""
+        return SUMMARY_MARK + self.model_dump_json()
+
+    @classmethod
+    def in_line(cls, line: str) -> RankSummary | None:
+        """The summary in a line of the log, whatever stands before it, or ``None``."""
+        _, mark, text = line.partition(SUMMARY_MARK)
+        if not mark:
+            return None
+        try:
+            return cls.model_validate_json(text)
+        except ValidationError:
+            return None
 
 
 class FailureRecord(Record):

@@ -126,7 +126,7 @@ def create_app(
         probe a longer timeout than the sidecar gives the engine (2 s unless set otherwise).
         """
         seen, health = await journal_and_health()
-        view = readiness_view(seen, health, clock())
+        view = readiness_view(seen, health)
         _not_yet(response, unless=view.ready)
         return view
 

@@ -1,16 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether traffic may come (``/readyz``): every condition, or the list of those that do not hold."""
+"""Whether traffic may come (``/readyz``): every condition, or the list of those that do not hold.
+
+A stale record of the supervisor is a warning, not a condition: the state directory may have become full
+or read-only under an engine that serves, and whether it does is asked of the engine itself. When the
+supervisor is killed, its engine ends with it.
+"""
 
 from __future__ import annotations
 
-from datetime import datetime
 from enum import StrEnum
 
 from pydantic import Field
 
-from kimi_k3.journal.models import STALE_AFTER_SECONDS, SUPERVISOR_FILE
+from kimi_k3.journal.models import SUPERVISOR_FILE
 from kimi_k3.journal.reader import Journal
-from kimi_k3.sidecar.arithmetic import is_fresh
 from kimi_k3.sidecar.view import EngineHealth, View
 from kimi_k3.words.phases import Phase
 
@@ -22,7 +25,6 @@ class ReasonCode(StrEnum):
     """Why traffic may not come; stable, for machines."""
 
     SUPERVISOR_MISSING = "supervisor-missing"
-    SUPERVISOR_STALE = "supervisor-stale"
     STARTING = "starting"
     DRAINING = "draining"
     ENDED = "ended"
@@ -47,9 +49,9 @@ class Readiness(View):
     engine: EngineHealth | None = Field(description="The engine's answer just now; null when not asked.")
 
 
-def readiness_view(journal: Journal, health: EngineHealth | None, now: datetime) -> Readiness:
+def readiness_view(journal: Journal, health: EngineHealth | None) -> Readiness:
     """What ``/readyz`` answers; ``health`` is the engine's answer just now."""
-    reasons = journal_reasons(journal, now)
+    reasons = journal_reasons(journal)
     if journal.supervisor is not None:
         if health is None:
             reasons.append(Reason(code=ReasonCode.ENGINE_UNKNOWN, message="The engine was not asked."))
@@ -67,7 +69,7 @@ def readiness_view(journal: Journal, health: EngineHealth | None, now: datetime)
     )
 
 
-def journal_reasons(journal: Journal, now: datetime) -> list[Reason]:
+def journal_reasons(journal: Journal) -> list[Reason]:
     """The conditions that the journal alone shows not to hold."""
     supervisor = journal.supervisor
     if supervisor is None:
@@ -80,15 +82,6 @@ def journal_reasons(journal: Journal, now: datetime) -> list[Reason]:
             )
         ]
     reasons = []
-    if not is_fresh(supervisor, now):
-        age = (now - supervisor.updated_at).total_seconds()
-        reasons.append(
-            Reason(
-                code=ReasonCode.SUPERVISOR_STALE,
-                message=f"The supervisor's record is {age:.0f} s old; a running supervisor rewrites it "
-                f"within {STALE_AFTER_SECONDS:.0f} s.",
-            )
-        )
     phase = supervisor.phase
     if supervisor.ending is not None or phase in (Phase.STOPPED, Phase.FAILED):
         why = f": {supervisor.ending.reason}" if supervisor.ending else ""

@@ -134,7 +134,7 @@ def _of_conversion(journal: Journal) -> Values:
 def _of_engine(seen: Observation) -> Values:
     age = seconds_between(seen.health.checked_at, seen.now) if seen.health else None
     health = seen.health if age is not None and age <= HEALTH_VALID_SECONDS else None
-    if journal_reasons(seen.journal, seen.now):
+    if journal_reasons(seen.journal):
         yield m.READY, (), 0
     elif health is not None:
         yield m.READY, (), health.healthy

@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from kimi_k3.journal.models import RankRecord, SupervisorRecord
+from kimi_k3.journal.models import RankSummary, SupervisorRecord
 from kimi_k3.words.weights import Projection
 
 
-def objection(record: SupervisorRecord, ranks: Sequence[RankRecord]) -> str | None:
+def objection(record: SupervisorRecord, ranks: Sequence[RankSummary]) -> str | None:
     """Why this start may not serve, or ``None``.
 
     Args:
@@ -38,7 +38,7 @@ def objection(record: SupervisorRecord, ranks: Sequence[RankRecord]) -> str | No
     return None
 
 
-def _problem(record: SupervisorRecord, rank: RankRecord) -> str | None:
+def _problem(record: SupervisorRecord, rank: RankSummary) -> str | None:
     if rank.weights is not record.weights:
         return f"serves {rank.weights} weights, {record.weights} was asked"
     if record.weights.lossy and rank.scale_rule is not record.scale_rule:
@@ -48,7 +48,7 @@ def _problem(record: SupervisorRecord, rank: RankRecord) -> str | None:
         if record.weights.lossy
         else set()
     )
-    done = Counter((conversion.layer, conversion.projection) for conversion in rank.conversions)
+    done = Counter(rank.converted)
     for what, odd in (
         ("did not convert", sorted(wanted - set(done))),
         ("converted unasked", sorted(set(done) - wanted)),

@@ -8,10 +8,11 @@ import time
 from collections.abc import Callable
 
 from kimi_k3.errors import OperatorError
-from kimi_k3.journal.models import Canary
+from kimi_k3.journal.models import Canary, RankSummary
 from kimi_k3.journal.reader import Journal, read_journal
 from kimi_k3.supervisor import verdict
 from kimi_k3.supervisor.acceptance import objection
+from kimi_k3.supervisor.announced import Announced
 from kimi_k3.supervisor.canary import ask_canary
 from kimi_k3.supervisor.child import Child
 from kimi_k3.supervisor.health import Health
@@ -57,11 +58,11 @@ class Follower:
         self._canary: Answer | None = None
         self._was_ok = True
 
-    def look(self, log: Phase) -> None:
+    def look(self, announced: Announced) -> None:
         """Look once.
 
         Args:
-            log: the furthest phase that the engine's log announced.
+            announced: what the engine's output has told.
 
         Raises:
             OperatorError: the start failed, or the engine died while serving.
@@ -85,9 +86,9 @@ class Follower:
         if self._recorder.phase is Phase.READY:
             self._note_health()
         else:
-            self._go_on(journal, log)
+            self._go_on(journal, announced)
 
-    def _go_on(self, journal: Journal, log: Phase) -> None:
+    def _go_on(self, journal: Journal, announced: Announced) -> None:
         record = self._recorder.record
         self._recorder.enter(
             starting_phase(
@@ -95,7 +96,7 @@ class Follower:
                 ranks=journal.ranks,
                 world_size=record.world_size,
                 expected_conversions=record.expected_conversions(),
-                log=log,
+                log=announced.phase,
                 healthy=self._health.ok,
             )
         )
@@ -106,7 +107,7 @@ class Follower:
                 return
         elif self._health.ok:
             # Read afresh: the health may be newer than the journal last read.
-            problem = objection(record, self._read().ranks)
+            problem = objection(record, _summaries(self._read(), announced))
             if problem is None:
                 self._canary = self._ask()
             elif self._lasts("objection", True):
@@ -164,6 +165,12 @@ class Follower:
             tail=self._child.tail(),
             log=self._log,
         )
+
+
+def _summaries(journal: Journal, announced: Announced) -> list[RankSummary]:
+    """What each rank says it serves: in the journal, or, where that could not be written, in the log."""
+    written = {rank.rank: rank.summary() for rank in journal.ranks}
+    return list((written | announced.summaries).values())
 
 
 class Answer:

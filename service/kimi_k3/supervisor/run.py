@@ -13,11 +13,11 @@ from collections.abc import Callable
 
 from kimi_k3.errors import ExitCode, OperatorError
 from kimi_k3.plan.budget import exit_deadline_seconds
+from kimi_k3.supervisor.announced import Announced
 from kimi_k3.supervisor.child import Child
 from kimi_k3.supervisor.follow import Follower
 from kimi_k3.supervisor.health import watched_health
 from kimi_k3.supervisor.logfile import EngineLog
-from kimi_k3.supervisor.phases import latest, sign_of
 from kimi_k3.supervisor.processes import Mark, end_processes
 from kimi_k3.supervisor.recorder import Recorder
 from kimi_k3.supervisor.signals import received_signals
@@ -71,13 +71,12 @@ def _run_engine(
     forward: Callable[[str], None],
 ) -> int:
     log = EngineLog(start.state_dir, report=report)
-    announced = Phase.PENDING
+    announced = Announced()
 
     def take(line: str) -> None:
-        nonlocal announced
         forward(line)
         log.write(line)
-        announced = latest(announced, sign_of(line))
+        announced.take(line)
 
     try:
         child = Child(start.record.argv, start.environment, secret=start.api_key, sink=take)

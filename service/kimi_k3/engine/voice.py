@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Making our own failures heard.
+"""Making ourselves heard.
 
 vLLM wraps an exception of a worker several times before its API server dies, and the supervisor
 would have to guess which of 200 log lines matters. So a failure of ours is written to the journal
@@ -19,13 +19,18 @@ from kimi_k3.journal.writer import now, write_record
 from kimi_k3.words.environment import EngineEnvironment
 
 
+def say(line: str) -> None:
+    """Print a line of ours; vLLM shows only its own loggers."""
+    print(f"kimi-k3: {line}", file=sys.stderr, flush=True)
+
+
 @contextlib.contextmanager
 def reported() -> Iterator[None]:
     """Write an :class:`OperatorError` that passes to the journal and to stderr, then let it go on."""
     try:
         yield
     except OperatorError as error:
-        print(f"kimi-k3: error: {error}", file=sys.stderr, flush=True)
+        say(f"error: {error}")
         with contextlib.suppress(OSError, OperatorError):
             _record(error)
         raise

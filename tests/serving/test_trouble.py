@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a real start does when something is wrong with its surroundings or its checkpoint."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from safetensors import safe_open
+
+from kimi_k3.journal.models import SUPERVISOR_FILE
+from tests.serving.deployment import (
+    COMMAND,
+    START_SECONDS,
+    Mode,
+    environment,
+    free_port,
+    processes_of,
+    started,
+)
+
+pytestmark = pytest.mark.engine
+
+
+@contextlib.contextmanager
+def _serving(
+    checkpoint: Path, state_dir: Path, log: Path, *more: str
+) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+    """`kimi-k3 serve` without a sidecar, killed with everything of it at the end."""
+    port = free_port()
+    with log.open("wb") as output:
+        supervisor = subprocess.Popen(
+            [COMMAND, "serve", checkpoint, "--port", str(port), "--state-dir", state_dir, *more],
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=environment(),
+        )
+    try:
+        yield supervisor, f"http://127.0.0.1:{port}"
+    finally:
+        supervisor.kill()
+        supervisor.wait()
+        for pid in processes_of(state_dir):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def _wait_for(log: Path, text: str, supervisor: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + START_SECONDS
+    while text not in log.read_text():
+        assert supervisor.poll() is None, log.read_text()[-4000:]
+        assert time.monotonic() < deadline, log.read_text()[-4000:]
+        time.sleep(0.2)
+
+
+def test_a_state_directory_that_breaks_is_reported_once_and_serving_goes_on(
+    tiny: Path, tmp_path: Path
+) -> None:
+    """After an hour of loading, a full disk under the journal must not be what ends the start."""
+    state_dir, log = tmp_path / "state", tmp_path / "serve.log"
+    with _serving(tiny, state_dir, log, "--weights", "int4", "--accept-lossy") as (supervisor, url):
+        _wait_for(log, "loading: ", supervisor)
+        # Tests run as root, whom no permission stops: a file in its place refuses every write.
+        state_dir.rename(tmp_path / "gone")
+        state_dir.touch()
+        _wait_for(log, "kimi-k3: ready: serving", supervisor)
+        body = {"model": "kimi-k3", "prompt": "Hello", "max_tokens": 8}
+        assert httpx.post(f"{url}/v1/completions", json=body, timeout=60).status_code == httpx.codes.OK
+        lines = log.read_text().splitlines()
+        for file in (SUPERVISOR_FILE, "rank-0000.json"):
+            assert sum(f"cannot write {file}" in line for line in lines) == 1, file
+        supervisor.terminate()
+        assert supervisor.wait(60) == 0
+    assert processes_of(state_dir) == []
+
+
+def test_a_damaged_scale_stops_the_conversion_and_names_itself(tiny: Path, tmp_path: Path) -> None:
+    """int4 that cannot be done is an error of one line, not a model that answers nonsense."""
+    checkpoint, state_dir, log = tmp_path / "damaged", tmp_path / "state", tmp_path / "serve.log"
+    shutil.copytree(tiny, checkpoint)
+    name = "language_model.model.layers.2.block_sparse_moe.experts.3.w2.weight_scale"
+    _overwrite_first_byte(checkpoint, name, 255)
+    with _serving(checkpoint, state_dir, log, "--weights", "int4", "--accept-lossy") as (supervisor, _):
+        assert supervisor.wait(START_SECONDS) == 7
+    last = log.read_text().splitlines()[-1]
+    assert last.startswith("kimi-k3: error: vLLM failed in phase ")
+    assert "layer 2, w2, rank 0: expert 3, row 0, group 0: the E8M0 scale is NaN (0xFF)" in last
+    assert "--weights mxfp4" in last
+    assert processes_of(state_dir) == []
+
+
+def _overwrite_first_byte(checkpoint: Path, name: str, value: int) -> None:
+    for shard in checkpoint.glob("*.safetensors"):
+        with safe_open(shard, "np") as tensors:
+            if name not in tensors.keys():  # noqa: SIM118
+                continue
+            start = tensors.get_tensor(name).tobytes()
+        data = bytearray(shard.read_bytes())
+        assert data.count(start) == 1
+        data[data.index(start)] = value
+        shard.write_bytes(data)
+        return
+    raise AssertionError(f"no tensor {name}")
+
+
+def test_one_start_at_a_time_and_a_killed_one_makes_room(tiny: Path, tmp_path: Path) -> None:
+    """Two engines on one journal would contradict each other; a killed supervisor must not block for ever."""
+    state_dir, log = tmp_path / "state", tmp_path / "first.log"
+    with _serving(tiny, state_dir, log) as (first, _):
+        _wait_for(log, "converting: ", first)
+        second = subprocess.run(
+            [COMMAND, "serve", tiny, "--port", str(free_port()), "--state-dir", state_dir],
+            capture_output=True,
+            text=True,
+            env=environment(),
+            timeout=60,
+            check=False,
+        )
+        assert second.returncode == 5
+        assert f"pid {first.pid}" in second.stderr
+        assert len(second.stderr.splitlines()) == 1
+        first.send_signal(signal.SIGKILL)
+        first.wait()
+        with started(tiny, tmp_path, Mode()) as deployment:
+            assert len(deployment.complete([1, 2, 3], 4)) == 4
