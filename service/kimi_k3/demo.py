@@ -9,6 +9,7 @@ gone when it ends.
 from __future__ import annotations
 
 import contextlib
+import shutil
 import signal
 import socket
 import subprocess
@@ -49,8 +50,7 @@ def run_demo(*, weights: Weights, port: int, sidecar_port: int, once: bool) -> N
         OperatorError: the start failed; the supervisor has said why on standard error.
     """
     console = Console(soft_wrap=True)
-    with tempfile.TemporaryDirectory(prefix="kimi-k3-demo-") as name, _sigterm_interrupts():
-        directory = Path(name)
+    with _directory() as directory, _sigterm_interrupts():
         console.print("Making a tiny checkpoint in Kimi-K3's format (random weights, 8 layers, 15 MB) ...")
         make_tiny_checkpoint(directory / "checkpoint")
         if weights.lossy:
@@ -76,10 +76,7 @@ def run_demo(*, weights: Weights, port: int, sidecar_port: int, once: bool) -> N
             _follow(console, status, (supervisor, sidecar), directory / "serve.log")
             _ask(console, engine, weights)
             if not once:
-                console.print("Serving until Ctrl-C. Try:", style="bold")
-                for path in ("status", "conversion", "warnings", "metrics"):
-                    console.print(f"  curl {status}/{path}")
-                _wait(supervisor, directory / "serve.log")
+                _stay(console, status, supervisor, directory / "serve.log")
 
 
 def _follow(console: Console, status: str, children: tuple[subprocess.Popen[bytes], ...], log: Path) -> None:
@@ -147,10 +144,29 @@ def _ask(console: Console, engine: str, weights: Weights) -> None:
     console.print()
 
 
-def _wait(supervisor: subprocess.Popen[bytes], log: Path) -> None:
+def _stay(console: Console, status: str, supervisor: subprocess.Popen[bytes], log: Path) -> None:
+    """Serve until interrupted, which is the good end."""
     with contextlib.suppress(KeyboardInterrupt):
+        console.print("Serving until Ctrl-C. Try:", style="bold")
+        for path in ("status", "conversion", "warnings", "metrics"):
+            console.print(f"  curl {status}/{path}")
         supervisor.wait()
         raise _failure(supervisor, log)
+
+
+@contextlib.contextmanager
+def _directory() -> Iterator[Path]:
+    """A directory for everything; when the start fails, the logs that its error names are kept."""
+    directory = Path(tempfile.mkdtemp(prefix="kimi-k3-demo-"))
+    try:
+        yield directory
+    except OperatorError:
+        shutil.rmtree(directory / "checkpoint", ignore_errors=True)
+        raise
+    except BaseException:
+        shutil.rmtree(directory, ignore_errors=True)
+        raise
+    shutil.rmtree(directory, ignore_errors=True)
 
 
 @contextlib.contextmanager

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import uuid
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from kimi_k3.plan.launch import Deployment, Launch, build_launch, child_environment, overridden
+from kimi_k3.plan.launch import Deployment, Launch, build_launch, child_environment, overridden, socket_dir
 from kimi_k3.profiles.load import load_profile, profile_names
 from kimi_k3.words.weights import ConsentSource, ScaleRule, Weights
 
@@ -20,6 +21,7 @@ DEPLOYMENT = Deployment(
     profile=load_profile("cpu-tiny"),
     checkpoint=Path("/models/k3"),
     state_dir=Path("/state"),
+    socket_dir=Path("/tmp/kimi-k3-start"),
     start_id="s1",
     weights=Weights.MXFP4,
     scale_rule=ScaleRule.MSE,
@@ -132,6 +134,7 @@ def test_a_replaced_variable_is_told() -> None:
 
 PARSE = """
 import sys
+import uuid
 from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 arguments = make_arg_parser(FlexibleArgumentParser()).parse_args(sys.argv[1:])
@@ -152,3 +155,11 @@ def test_vllm_understands_every_flag(name: str) -> None:
     done = subprocess.run([sys.executable, "-c", PARSE, *argv], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "kimi_k3 1024 int4_per_group_32"
+
+
+@pytest.mark.parametrize(("temporary", "used"), [("/var/tmp", "/var/tmp"), ("/" + "x" * 60, "/tmp")])
+def test_sockets_get_a_directory_that_a_socket_can_have(temporary: str, used: str) -> None:
+    """A socket's path holds 107 characters, and vLLM's error about it names neither TMPDIR nor a remedy."""
+    directory = socket_dir("20261130T205548Z-422fcf", Path(temporary))
+    assert directory == Path(used) / "kimi-k3-20261130T205548Z-422fcf"
+    assert len(f"{directory}/{uuid.uuid4()}") <= 107

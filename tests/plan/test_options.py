@@ -24,6 +24,7 @@ def decided(options: Options, *, consent: bool = False) -> Deployment:
         options,
         load_profile("cpu-tiny"),
         state_dir=Path("/state"),
+        socket_dir=Path("/tmp/kimi-k3-start"),
         start_id="s1",
         consent_in_environment=consent,
     )

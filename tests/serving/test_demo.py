@@ -32,6 +32,7 @@ def test_demo_answers_a_question_and_leaves_nothing_behind(tmp_path: Path) -> No
             shown.append(line.rstrip())
             if line.startswith("  curl ") and line.rstrip().endswith("/metrics"):
                 break
+        assert len(shown) > 10, shown
         (directory,) = tmp_path.glob("kimi-k3-demo-*")
         assert processes_of(directory / "state")
         demo.send_signal(signal.SIGINT)
@@ -49,7 +50,8 @@ def test_demo_answers_a_question_and_leaves_nothing_behind(tmp_path: Path) -> No
     assert re.search(r"^Question: What is a mixture of experts\?$", text, re.M)
     assert re.search(r"^Answer: +\S{2,}", text, re.M)
     assert processes_of(directory / "state") == []
-    assert not list(tmp_path.glob("kimi-k3-demo-*"))
+    # torch keeps a cache there, for the next process; nothing else may stay, not even vLLM's sockets.
+    assert [path.name for path in tmp_path.iterdir() if not path.name.startswith("torchinductor_")] == []
 
 
 def test_a_demo_that_cannot_start_says_why_in_one_line(tmp_path: Path) -> None:

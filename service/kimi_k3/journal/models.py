@@ -29,6 +29,7 @@ Integer = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 Count = Annotated[int, Field(ge=0, lt=2**63)]
 Rank = Annotated[int, Field(ge=0, lt=1024)]
 WorldSize = Annotated[int, Field(ge=1, le=1024)]
+StartId = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 LayerIndices = Annotated[tuple[Count, ...], Field(max_length=1024)]
 
 
@@ -116,7 +117,7 @@ class RankRecord(Record):
     """What one engine worker (one GPU) reports."""
 
     schema_version: Literal[1] = SCHEMA_VERSION
-    start_id: str
+    start_id: StartId
     rank: Rank
     pid: Integer
     updated_at: AwareDatetime
@@ -150,7 +151,7 @@ class RankSummary(Record):
     read-only does not end a start.
     """
 
-    start_id: str
+    start_id: StartId
     rank: Rank
     weights: Weights
     scale_rule: ScaleRule | None
@@ -176,7 +177,7 @@ class FailureRecord(Record):
     """A failure that one of the engine's processes reported before it gave up."""
 
     schema_version: Literal[1] = SCHEMA_VERSION
-    start_id: str
+    start_id: StartId
     pid: Integer
     at: AwareDatetime
     what: str
@@ -214,7 +215,7 @@ class SupervisorRecord(Record):
     """What the supervisor reports; rewritten at least every ``HEARTBEAT_SECONDS``."""
 
     schema_version: Literal[1] = SCHEMA_VERSION
-    start_id: str
+    start_id: StartId
     pid: Integer
     started_at: AwareDatetime
     updated_at: AwareDatetime

@@ -23,6 +23,12 @@ LOAD_FORMAT = "kimi_k3"
 PROBED = "/health,/metrics"
 """What supervisor, sidecar, probes and Prometheus ask every few seconds: noise in an access log."""
 
+SOCKET_DIR_VARIABLE = "VLLM_RPC_BASE_PATH"
+"""Where vLLM puts the sockets by which its processes talk; it does not remove them."""
+
+MAX_SOCKET_DIR = 107 - len("/00000000-0000-0000-0000-000000000000")
+"""Characters: a socket's path holds at most 107 (sun_path), and vLLM names each by a UUID."""
+
 INT4_NAME = "int4_per_group_32"
 VLLM_API_KEY = "VLLM_API_KEY"
 
@@ -34,6 +40,7 @@ class Deployment:
     profile: Profile
     checkpoint: Path
     state_dir: Path
+    socket_dir: Path
     start_id: str
     weights: Weights
     scale_rule: ScaleRule
@@ -128,12 +135,20 @@ def _environment(deployment: Deployment, cores: Collection[int]) -> dict[str, st
         environment["VLLM_CPU_OMP_THREADS_BIND"] = core_lists(cores, deployment.tensor_parallel_size)
     # Lines must reach the supervisor when they are printed, not when a buffer is full.
     environment["PYTHONUNBUFFERED"] = "1"
+    environment[SOCKET_DIR_VARIABLE] = str(deployment.socket_dir)
     environment[names.STATE_DIR] = str(deployment.state_dir)
     environment[names.START_ID] = deployment.start_id
     environment[names.WEIGHTS] = deployment.weights.value
     environment[names.SCALE_RULE] = deployment.scale_rule.value
     environment[names.ACCEPT_LOSSY] = "1" if deployment.consent else "0"
     return environment
+
+
+def socket_dir(start_id: str, temporary: Path) -> Path:
+    """Directory for one start's sockets, below ``temporary`` unless that is too long a path for a socket."""
+    name = f"kimi-k3-{start_id}"
+    preferred = temporary / name
+    return preferred if len(str(preferred)) <= MAX_SOCKET_DIR else Path("/tmp") / name
 
 
 def child_environment(launch: Launch, inherited: Mapping[str, str], *, api_key: str | None) -> dict[str, str]:

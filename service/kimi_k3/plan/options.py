@@ -42,7 +42,13 @@ class Options:
 
 
 def decide(
-    options: Options, profile: Profile, *, state_dir: Path, start_id: str, consent_in_environment: bool
+    options: Options,
+    profile: Profile,
+    *,
+    state_dir: Path,
+    socket_dir: Path,
+    start_id: str,
+    consent_in_environment: bool,
 ) -> Deployment:
     """The deployment that ``options`` and ``profile`` make together.
 
@@ -71,6 +77,7 @@ def decide(
         profile=profile,
         checkpoint=options.checkpoint,
         state_dir=state_dir,
+        socket_dir=socket_dir,
         start_id=start_id,
         weights=weights,
         scale_rule=scale_rule,

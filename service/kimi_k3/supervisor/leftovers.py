@@ -3,12 +3,15 @@
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 from kimi_k3.errors import ExitCode, OperatorError
 from kimi_k3.journal.models import FAILURE_FILE_PATTERN, RANK_FILE_PATTERN, SUPERVISOR_FILE
 from kimi_k3.journal.reader import read_journal
+from kimi_k3.plan.launch import socket_dir
 from kimi_k3.supervisor.processes import Mark, end_processes
 
 GRACE_SECONDS = 5.0
@@ -32,6 +35,7 @@ def clear_leftovers(state_dir: Path, *, report: Callable[[str], None]) -> None:
     """
     earlier = read_journal(state_dir).supervisor
     if earlier is not None:
+        sockets = socket_dir(earlier.start_id, Path(tempfile.gettempdir()))
         mark = Mark(earlier.start_id, state_dir, session=earlier.engine_pid, seen=earlier.updated_at)
         ended, left = end_processes(mark, grace=GRACE_SECONDS)
         if ended:
@@ -45,6 +49,7 @@ def clear_leftovers(state_dir: Path, *, report: Callable[[str], None]) -> None:
                 remedy="end them as their user, or restart the machine if they hang in a driver",
                 exit_code=ExitCode.IN_USE,
             )
+        shutil.rmtree(sockets, ignore_errors=True)
     try:
         for pattern in STALE_PATTERNS:
             for path in state_dir.glob(pattern):

@@ -7,9 +7,12 @@ may take long (the engine's output, its health, the first completion) has a thre
 
 from __future__ import annotations
 
+import contextlib
+import shutil
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 from kimi_k3.errors import ExitCode, OperatorError
 from kimi_k3.plan.budget import exit_deadline_seconds
@@ -53,13 +56,30 @@ def supervise(start: Start, *, report: Callable[[str], None], forward: Callable[
             recorder.enter(Phase.PREFLIGHT)
             for check in start.checks:
                 check()
-            return _run_engine(start, recorder, signals, report=report, forward=forward)
+            with _socket_directory(start.socket_dir):
+                return _run_engine(start, recorder, signals, report=report, forward=forward)
         except OperatorError as error:
             recorder.end(Phase.FAILED, error.exit_code, str(error))
             raise
         except Exception as error:
             recorder.end(Phase.FAILED, ExitCode.FAILED, f"defect of the supervisor: {error!r}")
             raise
+
+
+@contextlib.contextmanager
+def _socket_directory(path: Path) -> Iterator[None]:
+    """The directory of vLLM's sockets, gone when the start has ended."""
+    try:
+        path.mkdir(mode=0o700)
+    except OSError as error:
+        raise OperatorError(
+            f"directory {path} for vLLM's sockets cannot be created: {error.strerror or error}",
+            remedy="make room there, or set TMPDIR to another directory",
+        ) from None
+    try:
+        yield
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def _run_engine(

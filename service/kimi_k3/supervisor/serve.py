@@ -7,6 +7,7 @@ import os
 import secrets
 import shlex
 import sys
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -15,7 +16,15 @@ from kimi_k3.checkpoint import Checkpoint, require_servable
 from kimi_k3.journal.models import CheckpointSummary, SupervisorRecord
 from kimi_k3.journal.writer import now
 from kimi_k3.plan.fit import check_fit
-from kimi_k3.plan.launch import ENGINE_MODULE, Deployment, Launch, build_launch, child_environment, overridden
+from kimi_k3.plan.launch import (
+    ENGINE_MODULE,
+    Deployment,
+    Launch,
+    build_launch,
+    child_environment,
+    overridden,
+    socket_dir,
+)
 from kimi_k3.plan.options import Options, decide
 from kimi_k3.plan.secret import read_api_key
 from kimi_k3.preflight.cores import check_cores
@@ -57,12 +66,14 @@ def serve(
     """
     profile = load_profile(profile_name)
     api_key = read_api_key(api_key_file, os.environ)
+    start_id = f"{now():%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}"
     deployment = decide(
         options,
         profile,
         # Absolute: the engine's processes may run elsewhere, and the name is part of what marks them.
         state_dir=(state_dir or default_state_dir()).expanduser().resolve(),
-        start_id=f"{now():%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}",
+        socket_dir=socket_dir(start_id, Path(tempfile.gettempdir())),
+        start_id=start_id,
         consent_in_environment=EngineEnvironment.read().accept_lossy,
     )
     cores = os.sched_getaffinity(0)
@@ -83,6 +94,7 @@ def serve(
         start = Start(
             record=first_record(deployment, launch, checkpoint),
             state_dir=deployment.state_dir,
+            socket_dir=deployment.socket_dir,
             environment=child_environment(launch, os.environ, api_key=api_key),
             api_key=api_key,
             start_timeout=deployment.start_timeout,

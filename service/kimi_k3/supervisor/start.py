@@ -20,6 +20,7 @@ class Start:
 
     record: SupervisorRecord
     state_dir: Path
+    socket_dir: Path
     environment: dict[str, str] = field(repr=False)
     api_key: str | None = field(repr=False)
     start_timeout: float
