@@ -6,6 +6,7 @@ from __future__ import annotations
 import random
 from concurrent.futures import ThreadPoolExecutor
 
+import httpx
 import openai
 import pytest
 
@@ -87,7 +88,7 @@ def test_a_wrong_model_name_is_not_found(client: openai.OpenAI) -> None:
     assert error.value.status_code == 404
 
 
-def test_a_missing_key_is_unauthorised(deployment: Deployment) -> None:
+def test_a_missing_or_wrong_key_is_unauthorised(deployment: Deployment) -> None:
     """The key that the supervisor hands over must really guard the API."""
     with (
         openai.OpenAI(base_url=f"{deployment.engine_url}/v1", api_key="wrong", max_retries=0) as stranger,
@@ -95,6 +96,9 @@ def test_a_missing_key_is_unauthorised(deployment: Deployment) -> None:
     ):
         _ask(stranger)
     assert error.value.status_code == 401
+    body = {"model": "kimi-k3", "messages": QUESTION}
+    keyless = httpx.post(f"{deployment.engine_url}/v1/chat/completions", json=body, timeout=30)
+    assert keyless.status_code == 401
 
 
 def test_text_does_not_depend_on_company(deployment: Deployment) -> None:

@@ -92,3 +92,11 @@ def test_engine() -> None:
     assert (view.engine.url, view.engine.pid) == ("http://127.0.0.1:1", 11)
     assert view.engine.health is not None
     assert view.engine.health.healthy
+
+
+def test_a_rank_goes_on_with_the_deployment_once_its_weights_are_in_place() -> None:
+    """A rank that served would otherwise be shown as compiling for ever."""
+    seen = journal(supervisor(), rank(0, phases=phases(Phase.COMPILING)[2:]))
+    [shown] = status_view(seen, health(), NOW).ranks
+    assert shown.phase is Phase.READY
+    assert [span.phase for span in shown.history][-2:] == [Phase.WARMING, Phase.READY]

@@ -10,7 +10,7 @@ from pydantic import Field
 from kimi_k3.journal.models import RankRecord, SupervisorRecord
 from kimi_k3.journal.reader import Journal
 from kimi_k3.sidecar.arithmetic import is_fresh, ratio, seconds_between, total
-from kimi_k3.sidecar.view import View
+from kimi_k3.sidecar.view import View, present_phase, rank_phases
 from kimi_k3.words.phases import Phase
 
 STARTED = (Phase.READY, Phase.DRAINING)
@@ -115,7 +115,7 @@ def rank_progress(record: RankRecord, supervisor: SupervisorRecord) -> RankProgr
     loading = record.loading
     return RankProgress(
         rank=record.rank,
-        phase=record.phase,
+        phase=present_phase(rank_phases(record, supervisor)),
         updated_at=record.updated_at,
         bytes_done=loading.bytes_done if loading else None,
         bytes_total=loading.bytes_total if loading else None,

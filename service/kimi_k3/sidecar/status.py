@@ -14,7 +14,7 @@ from kimi_k3.journal.reader import Journal
 from kimi_k3.sidecar.arithmetic import is_fresh, seconds_between
 from kimi_k3.sidecar.conversion import served_lossy
 from kimi_k3.sidecar.startup import elapsed_seconds, phase_fraction
-from kimi_k3.sidecar.view import EngineHealth, PhaseSpan, View, phase_spans
+from kimi_k3.sidecar.view import EngineHealth, PhaseSpan, View, phase_spans, present_phase, rank_phases
 from kimi_k3.words.phases import Phase
 from kimi_k3.words.weights import ConsentSource, ScaleRule, Weights
 
@@ -120,10 +120,10 @@ def status_view(journal: Journal, health: EngineHealth | None, now: datetime) ->
             RankStatus(
                 rank=record.rank,
                 pid=record.pid,
-                phase=record.phase,
+                phase=present_phase(rank_phases(record, supervisor)),
                 weights=record.weights,
                 updated_at=record.updated_at,
-                history=phase_spans(record.phases, now),
+                history=phase_spans(rank_phases(record, supervisor), now),
             )
             for record in journal.ranks
         ],

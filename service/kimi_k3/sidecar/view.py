@@ -8,7 +8,7 @@ from enum import StrEnum
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from kimi_k3.journal.models import PhaseChange
+from kimi_k3.journal.models import PhaseChange, RankRecord, SupervisorRecord
 from kimi_k3.sidecar.arithmetic import seconds_between
 from kimi_k3.words.phases import Phase
 
@@ -61,6 +61,19 @@ class PhaseSpan(View):
     description: str = Field(description="What happens in this phase.")
     started_at: datetime
     seconds: float | None = Field(description="Time spent in it, so far for the present one.")
+
+
+def rank_phases(record: RankRecord, supervisor: SupervisorRecord | None) -> tuple[PhaseChange, ...]:
+    """A rank's way: it reports until its weights are in place, then it is where the deployment is."""
+    if supervisor is None or record.phase is not Phase.COMPILING:
+        return record.phases
+    later = (change for change in supervisor.phases if change.phase.position > Phase.COMPILING.position)
+    return (*record.phases, *later)
+
+
+def present_phase(phases: tuple[PhaseChange, ...]) -> Phase | None:
+    """The last phase, if there is one."""
+    return phases[-1].phase if phases else None
 
 
 def phase_spans(phases: tuple[PhaseChange, ...], now: datetime) -> list[PhaseSpan]:
