@@ -2,21 +2,23 @@
 """The command ``kimi-k3``: it only wires rooms together.
 
 Rooms are imported inside the commands, so ``--help`` and a mistyped flag answer at once. Whatever an
-operator can mend is one line on standard error; anything else keeps its traceback.
+operator can mend is one line on standard error; anything else keeps its traceback. A closed standard
+output is ``/dev/null``, a full one is an error, and standard error never changes an exit code.
 """
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from kimi_k3 import __version__
 from kimi_k3.errors import ExitCode, OperatorError, nearest
+from kimi_k3.words.given import given_path, require_text
 
 # Without markup typer does not load rich, and a usage error is text that can be put on one line.
 app = typer.Typer(
@@ -32,9 +34,11 @@ app.add_typer(checkpoint_app, name="checkpoint")
 UsageError: Any = typer.BadParameter.__mro__[1]
 """The parser's usage error, wherever the installed typer keeps it."""
 
+# Paths are text to the parser: it would take an empty one for the current directory.
 StateDir = Annotated[
-    Path | None,
+    str | None,
     typer.Option(
+        metavar="<path>",
         help="Directory of the journal. Default: $KIMI_K3_STATE_DIR, else ~/.local/state/kimi-k3.",
         show_default=False,
     ),
@@ -43,7 +47,7 @@ StateDir = Annotated[
 
 @app.command()
 def serve(
-    checkpoint: Annotated[Path, typer.Argument(help="Directory with config.json and the shards.")],
+    checkpoint: Annotated[str, typer.Argument(help="Directory with config.json and the shards.")],
     profile: Annotated[str, typer.Option(help="Named deployment.")] = "cpu-tiny",
     weights: Annotated[str | None, typer.Option(help="Routed experts as int4 (lossy) or mxfp4.")] = None,
     accept_lossy: Annotated[
@@ -53,28 +57,34 @@ def serve(
     host: Annotated[str, typer.Option(help="Address the engine listens on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port the engine listens on.")] = 8000,
     served_model_name: Annotated[str, typer.Option(help="Model name in the API.")] = "kimi-k3",
-    tensor_parallel_size: Annotated[int | None, typer.Option(help="Ranks. Default: the profile's.")] = None,
+    tensor_parallel_size: Annotated[
+        int | None, typer.Option(help="Ranks, up to 1024. Default: the profile's.")
+    ] = None,
     expert_parallel: Annotated[
         bool | None,
         typer.Option("--expert-parallel/--no-expert-parallel", help="Whole experts per rank, not slices."),
     ] = None,
-    max_model_len: Annotated[int | None, typer.Option(help="Tokens of prompt and answer together.")] = None,
-    max_num_seqs: Annotated[int | None, typer.Option(help="Requests computed at a time.")] = None,
+    max_model_len: Annotated[int | None, typer.Option(help="Tokens of prompt and answer.")] = None,
+    max_num_seqs: Annotated[int | None, typer.Option(help="Requests at a time, at most 65536.")] = None,
     dtype: Annotated[str | None, typer.Option(help="Type of activations and other weights.")] = None,
     state_dir: StateDir = None,
     api_key_file: Annotated[
-        Path | None, typer.Option(help="File with the API key. Also: KIMI_K3_API_KEY.")
+        str | None, typer.Option(metavar="<path>", help="File with the API key. Also: KIMI_K3_API_KEY.")
     ] = None,
-    start_timeout: Annotated[float | None, typer.Option(help="Seconds until ready, at most.")] = None,
-    drain_timeout: Annotated[float | None, typer.Option(help="Seconds to finish requests in.")] = None,
+    start_timeout: Annotated[float | None, typer.Option(help="Seconds until ready, up to 7 days.")] = None,
+    drain_timeout: Annotated[
+        float | None, typer.Option(help="Seconds to finish requests, up to 7 days.")
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be started.")] = False,
 ) -> int:
     """Check the checkpoint and the machine, start vLLM and follow it until it ends."""
     from kimi_k3.plan.options import Options
     from kimi_k3.supervisor.serve import serve as serve_with
+    from kimi_k3.words.environment import check_operators_environment
 
+    check_operators_environment(os.environ)
     options = Options(
-        checkpoint=checkpoint.expanduser().absolute(),
+        checkpoint=given_path("checkpoint", checkpoint, absolute=True),
         host=host,
         port=port,
         served_model_name=served_model_name,
@@ -90,7 +100,11 @@ def serve(
         drain_timeout=drain_timeout,
     )
     return serve_with(
-        options, profile_name=profile, state_dir=state_dir, api_key_file=api_key_file, dry_run=dry_run
+        options,
+        profile_name=profile,
+        state_dir=None if state_dir is None else given_path("--state-dir", state_dir, absolute=True),
+        api_key_file=None if api_key_file is None else given_path("--api-key-file", api_key_file),
+        dry_run=dry_run,
     )
 
 
@@ -104,33 +118,38 @@ def sidecar(
     from kimi_k3.sidecar.server import run as run_sidecar
     from kimi_k3.sidecar.settings import Settings
 
-    given = {"state_dir": state_dir, "host": host, "port": port}
+    given = {
+        "state_dir": None if state_dir is None else given_path("--state-dir", state_dir, absolute=True),
+        "host": None if host is None else require_text("--host", host),
+        "port": port,
+    }
     chosen = {name: value for name, value in given.items() if value is not None}
     run_sidecar(Settings.read().model_copy(update=chosen))
 
 
 @checkpoint_app.command()
 def make(
-    directory: Annotated[Path, typer.Argument(help="New directory, about 14 MB.")],
+    directory: Annotated[str, typer.Argument(help="New directory, about 14 MB.")],
     seed: Annotated[int, typer.Option(min=0, help="Of the random weights.")] = 0,
 ) -> None:
     """Write a tiny checkpoint with random weights in Kimi-K3's format."""
     from kimi_k3.checkpoint import make_tiny_checkpoint
 
-    make_tiny_checkpoint(directory, seed=seed)
-    print(directory)
+    path = given_path("directory", directory)
+    make_tiny_checkpoint(path, seed=seed)
+    print(path)
 
 
 @checkpoint_app.command()
 def show(
-    directory: Annotated[Path, typer.Argument(help="Directory with config.json and the shards.")],
+    directory: Annotated[str, typer.Argument(help="Directory with config.json and the shards.")],
     as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
 ) -> int:
     """Show what a checkpoint holds and what is wrong with it; exit code 4 if it cannot be served."""
     from kimi_k3.checkpoint import inspect_checkpoint
     from kimi_k3.checkpoint.view import as_document, print_tables
 
-    checkpoint = inspect_checkpoint(directory)
+    checkpoint = inspect_checkpoint(given_path("checkpoint", directory))
     if as_json:
         import json
 
@@ -176,9 +195,14 @@ def run(arguments: list[str]) -> int:
         print("kimi-k3: interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:
-        # The reader has seen enough; Python's own flush at exit must not complain again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # The reader has seen enough.
         return 141
+    except NotWritten as error:
+        return fail(
+            f"standard output: {error.strerror}; free some space or send it elsewhere", ExitCode.FAILED
+        )
+    finally:
+        _give_up_what_is_unwritten()
     return int(code or 0)
 
 
@@ -186,6 +210,65 @@ def fail(message: str, code: int) -> int:
     """Print the one line of an error."""
     print(f"kimi-k3: error: {message}", file=sys.stderr)
     return code
+
+
+class NotWritten(OSError):
+    """Standard output cannot be written, e.g. because a disk is full."""
+
+
+class _Output(io.FileIO):
+    """Standard output, whose failures are told apart from those of other files."""
+
+    def write(self, data: Any) -> int | None:  # type: ignore[override]
+        try:
+            return super().write(data)
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            raise NotWritten(error.errno, error.strerror) from None
+
+
+class _Errors(io.FileIO):
+    """Standard error: what cannot be written there cannot be told anywhere, so it is dropped."""
+
+    def write(self, data: Any) -> int:
+        try:
+            written = super().write(data)
+        except OSError:
+            written = None
+        return len(data) if written is None else written
+
+
+def mend_streams() -> None:
+    """Make standard output and error take any text, and stay there when they are closed or full.
+
+    Names of files and what they hold come from anywhere: a character that the terminal's encoding does
+    not know is written as an escape.
+    """
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:
+            # The lowest free number is the closed one's own, so that no other file gets it.
+            descriptor = os.open(os.devnull, os.O_RDWR)
+            mode = "r" if name == "stdin" else "w"
+            setattr(sys, name, os.fdopen(descriptor, mode, encoding="utf-8", closefd=False))
+    for name, kind in (("stdout", _Output), ("stderr", _Errors)):
+        stream = getattr(sys, name)
+        mended = io.TextIOWrapper(
+            io.BufferedWriter(kind(stream.fileno(), "w", closefd=False)),
+            encoding=stream.encoding,
+            errors="backslashreplace",
+            line_buffering=stream.line_buffering,
+            write_through=stream.write_through,
+        )
+        setattr(sys, name, mended)
+
+
+def _give_up_what_is_unwritten() -> None:
+    """Python writes what is left when it exits; that must neither complain again nor change the exit code."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _usage(error: Any) -> str:
@@ -215,6 +298,7 @@ def _options(context: Any) -> Iterable[str]:
 
 def main() -> None:
     """Entry point of the command ``kimi-k3``."""
+    mend_streams()
     sys.exit(run(sys.argv[1:]))
 
 

@@ -9,6 +9,7 @@ gone when it ends.
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import signal
 import socket
@@ -26,6 +27,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 
 from kimi_k3.checkpoint import make_tiny_checkpoint
 from kimi_k3.errors import ExitCode, OperatorError
+from kimi_k3.words.environment import PREFIX
 from kimi_k3.words.phases import STARTING, Phase
 from kimi_k3.words.weights import Weights
 
@@ -58,7 +60,8 @@ def run_demo(*, weights: Weights, port: int, sidecar_port: int, once: bool) -> N
                 "Its MXFP4 experts will be converted to int4, which is lossy; the demo accepts that for this "
                 "throw-away checkpoint (--weights mxfp4 serves them exactly)."
             )
-        port, sidecar_port = _free(port), _free(sidecar_port)
+        port = _free(port)
+        sidecar_port = _free(sidecar_port, taken=port)
         state_dir = directory / "state"
         with (
             (directory / "serve.log").open("wb") as log,
@@ -128,7 +131,8 @@ def _ask(console: Console, engine: str, weights: Weights) -> None:
         "max_tokens": ANSWER_TOKENS,
         "temperature": 0,
     }
-    response = httpx.post(f"{engine}/v1/chat/completions", json=body, timeout=300)
+    # A proxy of the environment is for other machines, and cannot reach this one.
+    response = httpx.post(f"{engine}/v1/chat/completions", json=body, timeout=300, trust_env=False)
     response.raise_for_status()
     answer = response.json()
     seconds = time.monotonic() - began
@@ -171,9 +175,13 @@ def _directory() -> Iterator[Path]:
 
 @contextlib.contextmanager
 def _child(*arguments: object, log: Any) -> Iterator[subprocess.Popen[bytes]]:
-    """A `kimi-k3` command in a session of its own, so that Ctrl-C reaches only the demo, which ends it."""
+    """A `kimi-k3` command in a session of its own, so that Ctrl-C reaches only the demo, which ends it.
+
+    What the operator's shell has set for a real deployment, such as its API key, is not for the toy.
+    """
     child = subprocess.Popen(
         [sys.executable, "-m", "kimi_k3.cli", *map(str, arguments)],
+        env={name: value for name, value in os.environ.items() if not name.upper().startswith(PREFIX)},
         stdin=subprocess.DEVNULL,
         stdout=log,
         stderr=subprocess.STDOUT,
@@ -221,7 +229,7 @@ def _failure(child: subprocess.Popen[bytes], log: Path) -> OperatorError:
 def _get(url: str) -> Any:
     """JSON of a 200 or, from a probe that is not yet satisfied, a 503; ``None`` if nobody answers."""
     try:
-        response = httpx.get(url, timeout=5)
+        response = httpx.get(url, timeout=5, trust_env=False)
     except httpx.TransportError:
         return None
     if response.status_code == httpx.codes.OK or url.endswith("/startupz"):
@@ -229,12 +237,14 @@ def _get(url: str) -> Any:
     return None
 
 
-def _free(port: int) -> int:
-    """``port`` if nobody has it, else one that is free."""
-    for candidate in (port, 0):
+def _free(port: int, *, taken: int | None = None) -> int:
+    """``port`` if nobody has it and it is not ``taken`` by the demo itself, else one that is free."""
+    # Twice any: the first may be the taken one, which nobody listens on yet.
+    for candidate in (port, 0, 0):
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind((HOST, candidate))
             chosen: int = probe.getsockname()[1]
-            return chosen
+            if chosen != taken:
+                return chosen
     raise OperatorError(f"no free port on {HOST}", remedy="end some of the programs that listen there")

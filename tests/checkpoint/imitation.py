@@ -8,6 +8,7 @@ sizes: 1.42 TiB that take some 150 MB of disk.
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,10 +19,19 @@ from kimi_k3.checkpoint.tiny import safetensors_header, shard_name, split_shards
 from kimi_k3.checkpoint.tiny_files import model_config
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
 PUBLISHED_CONFIG = Path(__file__).parent / "data" / "k3-config.json"
 PUBLISHED_SHARDS = 96
+#: Text that must not reach a terminal as it is: an escape sequence, a forged line, half a surrogate pair.
+FOREIGN = ("\x1b[2J", "a\nerror: b", "a\r\x85\u2028\u202eb", "\ud800", "\udc80x")
+#: How to make what is not a regular file, by the name messages give it.
+SPECIAL_FILES: dict[str, Callable[[Path], object]] = {
+    "FIFO": os.mkfifo,
+    "directory": Path.mkdir,
+    "device": lambda path: path.symlink_to("/dev/zero"),
+}
 
 
 def published_config() -> KimiK3Config:

@@ -4,17 +4,18 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kimi_k3.checkpoint.config import CONFIG_MAX_BYTES, parse_config, read_config
+from kimi_k3.checkpoint.config import CONFIG_MAX_BYTES, LAYERS_MAX, TextConfig, parse_config, read_config
 from kimi_k3.checkpoint.tiny_files import model_config
 from kimi_k3.errors import ExitCode, OperatorError
 
-from .imitation import published_config
+from .imitation import FOREIGN, SPECIAL_FILES, published_config
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -104,6 +105,100 @@ def test_any_bytes(raw: bytes) -> None:
     with pytest.raises(OperatorError) as caught:
         parse_config(raw, where="c")
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("digits", [10, 13, 400, 5000])
+@pytest.mark.parametrize(
+    "path",
+    [
+        *[
+            ("text_config", name)
+            for name, field in TextConfig.model_fields.items()
+            if re.search(r"\bint\b", str(field.annotation))
+        ],
+        ("text_config", "linear_attn_config", "num_heads"),
+        ("text_config", "linear_attn_config", "head_dim"),
+        ("vision_config", "vt_num_hidden_layers"),
+        ("vision_config", "vt_hidden_size"),
+    ],
+    ids=".".join,
+)
+def test_nonsensical_numbers(path: tuple[str, ...], digits: int) -> None:
+    """A number of layers or experts that is nonsense must not be counted up to: that ends the memory."""
+    # Python does not write a number of 5000 digits.
+    raw = changed(*path, value="number").replace(b'"number"', b"9" * digits)
+    assert len(refusal(raw)) < 300
+
+
+def refusal(raw: bytes) -> str:
+    """The line an operator gets for this config, checked to be one that can be printed."""
+    with pytest.raises(OperatorError) as caught:
+        parse_config(raw, where="c")
+    line = str(caught.value)
+    assert line.isprintable()
+    assert caught.value.exit_code is ExitCode.BAD_CHECKPOINT
+    return line
+
+
+def test_limits_leave_room() -> None:
+    """The limits are there for nonsense: a model ten times the published one in one respect must pass."""
+    for path, value in (
+        (("text_config", "max_position_embeddings"), 1 << 31),
+        (("text_config", "vocab_size"), 1 << 24),
+        (("text_config", "num_experts"), 100_000),
+    ):
+        parse_config(changed(*path, value=value), where="c")
+
+
+def test_long_layer_lists() -> None:
+    """Every layer is looked up in these lists, so their length is bounded, too."""
+    raw = changed("text_config", "linear_attn_config", "kda_layers", value=[1] * (LAYERS_MAX + 1))
+    assert "text_config.linear_attn_config.kda_layers: Tuple should have at most 1000 items" in refusal(raw)
+
+
+def test_experts_of_all_layers() -> None:
+    """Layers and experts may each be possible and yet make a product that no memory holds."""
+    document = model_config()
+    text = document["text_config"]
+    text["linear_attn_config"]["kda_layers"] = [n for n in range(1, LAYERS_MAX + 1) if n not in (4, 8)]
+    text.update(num_hidden_layers=LAYERS_MAX, num_experts=100_000)
+    assert "99,900,000 routed experts in all layers" in refusal(json.dumps(document).encode())
+
+
+def test_byte_order_mark() -> None:
+    """vLLM does not read a config with a BOM; hearing so now is better than when its start fails."""
+    line = refusal(b"\xef\xbb\xbf" + json.dumps(model_config()).encode())
+    assert line.startswith("c begins with a UTF-8 byte order mark (BOM)")
+    assert "save it without one" in line
+
+
+def test_other_encodings() -> None:
+    """The standard library guesses UTF-16 where the second parser and vLLM do not."""
+    assert "is not valid JSON" in refusal(json.dumps(model_config()).encode("utf-16"))
+
+
+def test_errors_without_a_place() -> None:
+    """What only the second parser refuses concerns the whole file; no empty place may stand before it."""
+    assert refusal(changed("a_new_key", value="\ud800")).startswith("c: Invalid JSON: ")
+
+
+@pytest.mark.parametrize("text", FOREIGN)
+def test_foreign_text(text: str) -> None:
+    """Text from the file must neither steer the terminal, nor forge a line, nor fail to be encoded."""
+    assert "expected KimiK3For" in refusal(changed("architectures", value=[text, 5, {}]))
+    refusal(changed("text_config", "quantization_config", "format", value=text))
+    refusal(changed("text_config", "quantization_config", "config_groups", value={text: {"weights": 5}}))
+    groups = {text * 1000: {"weights": {"num_bits": 8, "type": "float"}}}
+    assert len(refusal(changed("text_config", "quantization_config", "config_groups", value=groups))) < 2500
+
+
+@pytest.mark.parametrize("kind", SPECIAL_FILES)
+def test_no_regular_file(tmp_path: Path, kind: str) -> None:
+    """A FIFO would be waited for and /dev/zero read until the memory ends."""
+    SPECIAL_FILES[kind](tmp_path / "config.json")
+    with pytest.raises(OperatorError, match=f"is no config .it is a {kind}, not a regular file.;") as caught:
+        read_config(tmp_path / "config.json")
+    assert caught.value.exit_code is ExitCode.BAD_CHECKPOINT
 
 
 def test_too_large(tmp_path: Path) -> None:

@@ -15,6 +15,8 @@ from kimi_k3.checkpoint.layout import TensorSpec
 from kimi_k3.checkpoint.tiny import safetensors_header
 from kimi_k3.errors import ExitCode, OperatorError
 
+from .imitation import FOREIGN, SPECIAL_FILES
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -90,6 +92,20 @@ def test_missing_file(tmp_path: Path) -> None:
         read_shard(tmp_path / "x")
 
 
+BAD_METADATA: tuple[Any, ...] = (
+    {"format": 5},
+    {"format": None},
+    {"a": {}},
+    {"a": "\ud800"},
+    [1],
+    [],
+    "x",
+    0,
+    False,
+)
+GOOD_METADATA: tuple[Any, ...] = (None, {}, {"format": "pt"}, {"a": "\U0001f600"})
+
+
 def entry(dtype: object = "U8", shape: object = (4,), offsets: object = (0, 4)) -> dict[str, object]:
     """One header entry."""
     return {"dtype": dtype, "shape": shape, "data_offsets": offsets}
@@ -116,13 +132,53 @@ def entry(dtype: object = "U8", shape: object = (4,), offsets: object = (0, 4)) 
         {"a": entry(offsets=[1, 5])},
         {"a": entry(), "b": entry(offsets=[2, 6])},
         {"a": entry(), "b": entry(offsets=[5, 9])},
+        {"a\ud800": entry()},
+        *[{"__metadata__": metadata, "a": entry()} for metadata in BAD_METADATA],
     ],
 )
 def test_malformed(header: Any) -> None:
-    """Each of these would make a reader compute a wrong place or size."""
+    """Each of these would make a reader compute a wrong place or size, or is refused by vLLM's reader."""
     with pytest.raises(OperatorError, match="not a valid safetensors file") as caught:
         parse_header(json.dumps(header).encode(), where="x")
     assert caught.value.exit_code is ExitCode.BAD_CHECKPOINT
+
+
+@pytest.mark.parametrize("metadata", GOOD_METADATA)
+def test_metadata(metadata: Any) -> None:
+    """Writers leave notes in a header; those must not be taken for a tensor or for damage."""
+    raw = json.dumps({"__metadata__": metadata, "a": entry()}).encode()
+    assert [tensor.name for tensor in parse_header(raw, where="x").tensors] == ["a"]
+
+
+@pytest.mark.parametrize("metadata", [*BAD_METADATA, *GOOD_METADATA])
+def test_reference_reader_agrees_on_metadata(tmp_path: Path, metadata: Any) -> None:
+    """vLLM opens shards with the reference reader: what it refuses must be damaged here, and only that."""
+    safetensors = pytest.importorskip("safetensors")
+    raw = json.dumps({"__metadata__": metadata, "a": entry()}).encode()
+    path = write(tmp_path / "x", len(raw).to_bytes(8, "little") + raw, 4)
+    try:
+        with safetensors.safe_open(path, framework="np"):
+            good = True
+    except safetensors.SafetensorError:
+        good = False
+    assert good is (refusal(raw) is None)
+
+
+@pytest.mark.parametrize("kind", SPECIAL_FILES)
+def test_no_regular_file(tmp_path: Path, kind: str) -> None:
+    """Opening a FIFO would wait for ever, and a directory's size is not that of a header."""
+    SPECIAL_FILES[kind](tmp_path / "x")
+    with pytest.raises(OperatorError, match=f"it is a {kind}, not a regular file"):
+        read_shard(tmp_path / "x")
+
+
+@pytest.mark.parametrize("text", FOREIGN)
+def test_foreign_text(text: str) -> None:
+    """A tensor's name or dtype in a message must neither steer the terminal nor fail to be encoded."""
+    for header in ({text: entry(dtype="F5")}, {text: entry(offsets=[1, 5])}, {"a": entry(dtype=text)}):
+        line = refusal(json.dumps(header).encode())
+        assert line is not None
+        assert line.isprintable()
 
 
 def refusal(raw: bytes) -> str | None:

@@ -10,8 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kimi_k3.checkpoint.index import INDEX_NAME, names_of, parse_index, read_index
+from kimi_k3.checkpoint.index import INDEX_MAX_BYTES, INDEX_NAME, names_of, parse_index, read_index
 from kimi_k3.errors import OperatorError
+
+from .imitation import SPECIAL_FILES
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -72,6 +74,11 @@ def test_any_text(text: str) -> None:
         ('{"weight_map": {"a": "../b"}}', "not a file name"),
         ('{"weight_map": {"a": ""}}', "not a file name"),
         ('{"weight_map": {"a": "\\x"}}', "escape"),
+        ('{"weight_map": {"a": "\\ud800"}}', r"'\\ud800' is not a file name"),
+        ('{"weight_map": {"a": "\\udc80.safetensors"}}', "not a file name"),
+        ('{"weight_map": {"a": "%s"}}' % ("s" * 256), "not a file name"),
+        ('{"weight_map": {"a": "\\u001b[2J/"}}', r"'\\x1b\[2J/' is not a file name"),
+        ("\ufeff{}", "byte order mark"),
     ],
 )
 def test_damaged(tmp_path: Path, text: str, words: str) -> None:
@@ -79,7 +86,23 @@ def test_damaged(tmp_path: Path, text: str, words: str) -> None:
     (tmp_path / INDEX_NAME).write_text(text)
     with pytest.raises(OperatorError, match=words) as caught:
         read_index(tmp_path / INDEX_NAME)
-    assert "\n" not in str(caught.value)
+    assert str(caught.value).isprintable()
+
+
+@pytest.mark.parametrize("kind", SPECIAL_FILES)
+def test_no_regular_file(tmp_path: Path, kind: str) -> None:
+    """A FIFO would be waited for and /dev/zero read until the memory ends."""
+    SPECIAL_FILES[kind](tmp_path / INDEX_NAME)
+    with pytest.raises(OperatorError, match=f"is damaged .it is a {kind}, not a regular file"):
+        read_index(tmp_path / INDEX_NAME)
+
+
+def test_too_large(tmp_path: Path) -> None:
+    """A weight file under the index's name must not be read into memory."""
+    with (tmp_path / INDEX_NAME).open("wb") as file:
+        file.truncate(INDEX_MAX_BYTES + 1)
+    with pytest.raises(OperatorError, match="larger than"):
+        read_index(tmp_path / INDEX_NAME)
 
 
 def test_not_utf8(tmp_path: Path) -> None:
@@ -90,7 +113,18 @@ def test_not_utf8(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("claim", "known"), [(7, 7), (7.0, 7), ("7", None), (True, None), (0.5, None), (None, None)]
+    ("claim", "known"),
+    [
+        (7, 7),
+        (7.0, 7),
+        ("7", None),
+        (True, None),
+        (0.5, None),
+        (None, None),
+        (10**400, None),
+        (1e300, None),
+        (-1, None),
+    ],
 )
 def test_total_size(tmp_path: Path, claim: object, known: int | None) -> None:
     """A size the index does not state is unknown, never zero."""

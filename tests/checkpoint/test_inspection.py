@@ -17,7 +17,15 @@ from kimi_k3.checkpoint.index import INDEX_NAME
 from kimi_k3.checkpoint.tiny import shard_name
 from kimi_k3.errors import ExitCode, OperatorError
 
-from .imitation import PUBLISHED_CONFIG, PUBLISHED_SHARDS, edit_json, write_imitation, write_small
+from .imitation import (
+    FOREIGN,
+    PUBLISHED_CONFIG,
+    PUBLISHED_SHARDS,
+    SPECIAL_FILES,
+    edit_json,
+    write_imitation,
+    write_small,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -183,6 +191,41 @@ def test_broken(small: Path, case: str) -> None:
     assert str(small) in line
     assert "\n" not in line
     assert caught.value.exit_code is ExitCode.BAD_CHECKPOINT
+
+
+@pytest.mark.parametrize("kind", SPECIAL_FILES)
+def test_shard_is_no_regular_file(small: Path, kind: str) -> None:
+    """It is damage, named as such: not a wait for a FIFO's writer and not a shard to download beside it."""
+    (small / SECOND).unlink()
+    SPECIAL_FILES[kind](small / SECOND)
+    found = inspect_checkpoint(small)
+    assert [problem.kind for problem in found.problems] == [ProblemKind.DAMAGED_SHARD]
+    assert f"{SECOND} is not a valid safetensors file (it is a {kind}, not a" in found.problems[0].what
+    assert (found.shards[1].state, found.shards[1].size) == (ShardState.DAMAGED, None)
+
+
+@pytest.mark.parametrize("text", FOREIGN)
+def test_foreign_text(small: Path, text: str) -> None:
+    """Names that index, headers and directory give must be printable wherever a message repeats them."""
+    value = json.loads((small / INDEX_NAME).read_text())
+    value["weight_map"][text] = SECOND
+    if text.isascii():
+        value["weight_map"]["other"] = text
+    (small / INDEX_NAME).write_text(json.dumps(value))
+    (small / os.fsdecode(f"{text}.incomplete".encode(errors="ignore"))).touch()
+    moved = small.rename(small.with_name(os.fsdecode(b"k3\n\x1b\xff")))
+    problems = inspect_checkpoint(moved).problems
+    assert {ProblemKind.INCOMPLETE_FILE, ProblemKind.TENSOR_NOT_IN_SHARD} <= {p.kind for p in problems}
+    assert all(str(problem).isprintable() for problem in problems)
+
+
+def test_config_calls_for_millions(small: Path) -> None:
+    """Of the tensors a wrong config calls for only the first few are named, the others only counted."""
+    text = json.loads((small / "config.json").read_text())["text_config"]
+    edit_json(small / "config.json", text_config={**text, "num_experts": 100_000})
+    what = next(p.what for p in inspect_checkpoint(small).problems if p.kind is ProblemKind.MISSING_TENSOR)
+    assert f"lacks {7 * (100_000 - 16) * 6:,} tensors" in what
+    assert len(what) < 500
 
 
 def test_several_problems(small: Path) -> None:

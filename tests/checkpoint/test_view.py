@@ -4,11 +4,14 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from kimi_k3.checkpoint import inspect_checkpoint, make_tiny_checkpoint
+from kimi_k3.checkpoint.index import INDEX_NAME
 from kimi_k3.checkpoint.view import as_document, print_tables, rows, size
 
 
@@ -48,6 +51,27 @@ def test_plain_lines_without_a_terminal(directory: Path, capsys: pytest.CaptureF
     lines = capsys.readouterr().out.splitlines()
     assert f"checkpoint: {directory}" in lines
     assert all(line.isascii() for line in lines)
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_foreign_text(
+    directory: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, terminal: bool
+) -> None:
+    """Names from the index and of the directory must neither steer the terminal nor forge a line."""
+    index = directory / INDEX_NAME
+    value = json.loads(index.read_text())
+    value["weight_map"] |= {"a\x1b[2J\nproblem: none": "s\x1b[2J\nshards: 4 ok", "\ud800": "s"}
+    index.write_text(json.dumps(value))
+    checkpoint = inspect_checkpoint(directory.rename(directory.with_name(os.fsdecode(b"k3\n\x1b]\xff"))))
+    monkeypatch.setattr(Console, "is_terminal", terminal)
+    print_tables(checkpoint)
+    out = capsys.readouterr().out
+    assert "\x1b[2J" not in out
+    assert "\x1b]" not in out
+    assert not [line for line in out.splitlines() if line.startswith(("shards: 4", "problem: none"))]
+    assert all(f"{name}{value}".isprintable() for name, value in rows(checkpoint))
+    out.encode()
+    json.dumps(as_document(checkpoint)).encode()
 
 
 @pytest.mark.parametrize(

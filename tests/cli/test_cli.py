@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -35,6 +36,21 @@ from kimi_k3.cli import run
         (["serve", "x", "--weights", "int4"], 3, "--accept-lossy"),
         (["serve", "/no/such/dir"], 4, "/no/such/dir"),
         (["checkpoint", "show", "/no/such/dir"], 4, "/no/such/dir"),
+        (["serve", ""], 2, "unset shell variable"),
+        (["serve", "x", "--state-dir", ""], 2, "--state-dir: is empty"),
+        (["serve", "x", "--api-key-file", ""], 2, "--api-key-file: is empty"),
+        (["sidecar", "--state-dir", ""], 2, "--state-dir: is empty"),
+        (["checkpoint", "show", ""], 2, "unset shell variable"),
+        (["checkpoint", "make", ""], 2, "unset shell variable"),
+        (["serve", "~no-such-user/x"], 2, "no home directory"),
+        (["serve", "x", "--state-dir", "~no-such-user/x"], 2, "no home directory"),
+        (["serve", "x", "--api-key-file", "~no-such-user/x"], 2, "no home directory"),
+        (["checkpoint", "show", "~no-such-user/x"], 2, "no home directory"),
+        (["serve", "x\udcff", "--dry-run"], 2, "checkpoint 'x\\udcff': is not UTF-8"),
+        (["serve", "x", "--state-dir", "x\udcff", "--dry-run"], 2, "--state-dir 'x\\udcff': is not UTF-8"),
+        (["serve", "x", "--host", "x\udcff", "--dry-run"], 2, "--host 'x\\udcff': is not UTF-8"),
+        (["serve", "x", "--served-model-name", "x\udcff", "--dry-run"], 2, "is not UTF-8"),
+        (["serve", "x", "--start-timeout", "1e10", "--dry-run"], 2, "7 days"),
     ],
 )
 def test_a_mistake_is_one_line(
@@ -55,6 +71,14 @@ def test_a_bad_consent_variable(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     monkeypatch.setenv("KIMI_K3_ACCEPT_LOSSY", "yes")
     assert run(["serve", "x", "--weights", "int4"]) == 2
     assert "KIMI_K3_ACCEPT_LOSSY" in capsys.readouterr().err
+
+
+def test_a_misspelled_variable(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """``serve`` looks at all of ours before anything else; other commands have no use for them."""
+    monkeypatch.setenv("KIMI_K3_ACCEPT_LOSY", "1")
+    assert run(["serve", "x", "--dry-run"]) == 2
+    assert "did you mean 'KIMI_K3_ACCEPT_LOSSY'?" in capsys.readouterr().err
+    assert run(["version"]) == 0
 
 
 def test_make_then_show(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -98,3 +122,54 @@ def test_a_reader_that_goes_away(tmp_path: Path) -> None:
     script = f"{sys.executable} -m kimi_k3.cli checkpoint show {tmp_path / 'tiny'} | true"
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False)
     assert done.stderr == ""
+
+
+FULL = "kimi-k3: error: standard output: No space left on device; free some space or send it elsewhere\n"
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "error"),
+    [
+        ("version >&-", 0, ""),
+        ("version <&- >&- 2>&-", 0, ""),
+        ("checkpoint show tiny >&-", 0, ""),
+        ("checkpoint show nope >&-", 4, None),
+        ("version >/dev/full", 1, FULL),
+        ("--help >/dev/full", 1, FULL),
+        ("checkpoint show tiny >/dev/full", 1, FULL),
+        ("checkpoint show tiny --json >/dev/full", 1, FULL),
+        ("checkpoint show nope >/dev/full", 4, None),
+        ("checkpoint show nope 2>/dev/full", 4, ""),
+        ("checkpoint show nope 2>&-", 4, ""),
+        ("version >/dev/full 2>/dev/full", 1, ""),
+        ("version 2>/dev/full", 0, ""),
+    ],
+)
+def test_streams_that_are_closed_or_full(tmp_path: Path, command: str, code: int, error: str | None) -> None:
+    """A closed output is nobody's mistake, a full one is an error, and no exit code hangs on stderr."""
+    run(["checkpoint", "make", str(tmp_path / "tiny")])
+    script = f"{sys.executable} -m kimi_k3.cli {command}"
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.returncode == code
+    if error is None:
+        assert done.stderr.startswith("kimi-k3: error: checkpoint ")
+        assert done.stderr.count("\n") == 1
+    else:
+        assert done.stderr == error
+
+
+def test_text_that_the_terminal_cannot_show(tmp_path: Path) -> None:
+    """Names in a checkpoint come from anywhere; an ASCII terminal gets them as escapes."""
+    environment = {**os.environ, "LC_ALL": "C", "PYTHONIOENCODING": "ascii"}
+    command = [sys.executable, "-m", "kimi_k3.cli", "checkpoint"]
+    for arguments, code in (
+        (["make", "gr\u00f6\u00dfe"], 0),
+        (["show", "gr\u00f6\u00dfe"], 0),
+        (["show", "\u00f6"], 4),
+    ):
+        done = subprocess.run(
+            [*command, *arguments], capture_output=True, text=True, check=False, cwd=tmp_path, env=environment
+        )
+        assert done.returncode == code, done.stderr
+        assert "\\xf6" in done.stdout + done.stderr
+        assert "Traceback" not in done.stderr

@@ -7,11 +7,20 @@ import subprocess
 import sys
 import uuid
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
-from kimi_k3.plan.launch import Deployment, Launch, build_launch, child_environment, overridden, socket_dir
+from kimi_k3.plan.launch import (
+    KEY_GUARD,
+    Deployment,
+    Launch,
+    build_launch,
+    child_environment,
+    overridden,
+    socket_dir,
+)
 from kimi_k3.profiles.load import load_profile, profile_names
 from kimi_k3.words.weights import ConsentSource, ScaleRule, Weights
 
@@ -33,6 +42,7 @@ DEPLOYMENT = Deployment(
     expert_parallel=False,
     start_timeout=600,
     drain_timeout=30,
+    guarded=False,
 )
 INT4 = replace(DEPLOYMENT, weights=Weights.INT4, consent=ConsentSource.FLAG)
 
@@ -118,6 +128,21 @@ def test_the_key_goes_only_into_the_childs_environment() -> None:
     assert "secret" not in repr(launch(DEPLOYMENT))
 
 
+def test_a_key_guards_every_path() -> None:
+    """vLLM asks for its key below some prefixes only; without a key there is nothing to ask for."""
+    assert value(replace(DEPLOYMENT, guarded=True), "--middleware") == "kimi_k3.engine.key_guard.KeyGuard"
+    assert "--middleware" not in launch(DEPLOYMENT).argv
+
+
+def test_the_guard_exists() -> None:
+    """vLLM imports it by this name, and only once it serves; importing it needs the engine's packages."""
+    module, _, name = KEY_GUARD.rpartition(".")
+    spec = find_spec(module)
+    assert spec is not None
+    assert spec.origin is not None
+    assert f"class {name}" in Path(spec.origin).read_text(encoding="utf-8")
+
+
 def test_no_key_no_variable() -> None:
     """An empty key would be a key."""
     assert "VLLM_API_KEY" not in child_environment(launch(DEPLOYMENT), {}, api_key=None)
@@ -149,7 +174,12 @@ def test_vllm_understands_every_flag(name: str) -> None:
     """The real parser of the installed vLLM, because a flag that was renamed fails only there."""
     pytest.importorskip("vllm.version")
     deployment = replace(
-        INT4, profile=load_profile(name), tensor_parallel_size=2, expert_parallel=True, dtype="float32"
+        INT4,
+        profile=load_profile(name),
+        tensor_parallel_size=2,
+        expert_parallel=True,
+        dtype="float32",
+        guarded=True,
     )
     argv = build_launch(deployment, cores={0, 1}, engine_command=()).argv
     done = subprocess.run([sys.executable, "-c", PARSE, *argv], capture_output=True, text=True, check=False)

@@ -19,14 +19,17 @@ from kimi_k3.words.weights import ConsentSource, ScaleRule, Weights
 OPTIONS = Options(checkpoint=Path("/k3"), host="127.0.0.1", port=8000, served_model_name="kimi-k3")
 
 
-def decided(options: Options, *, consent: bool = False) -> Deployment:
+def decided(
+    options: Options, *, consent: bool = False, guarded: bool = False, state_dir: Path = Path("/state")
+) -> Deployment:
     return decide(
         options,
         load_profile("cpu-tiny"),
-        state_dir=Path("/state"),
+        state_dir=state_dir,
         socket_dir=Path("/tmp/kimi-k3-start"),
         start_id="s1",
         consent_in_environment=consent,
+        guarded=guarded,
     )
 
 
@@ -42,6 +45,32 @@ def test_the_profile_decides_what_the_operator_leaves_open() -> None:
 def test_a_drain_of_zero_is_a_choice() -> None:
     """0 means to abort requests at once; it must not fall back to the profile's."""
     assert decided(replace(OPTIONS, drain_timeout=0.0)).drain_timeout == 0
+
+
+def test_a_key_is_known_to_the_plan_without_being_in_it() -> None:
+    """That there is one changes how vLLM is started."""
+    assert decided(OPTIONS, guarded=True).guarded
+    assert not decided(OPTIONS).guarded
+
+
+def test_a_state_directory_that_a_symlink_made_unwritable_as_text() -> None:
+    """The path is resolved after the command line was checked; the journal could not hold it."""
+    with pytest.raises(OperatorError, match="not UTF-8") as caught:
+        decided(OPTIONS, state_dir=Path("/state\udcff"))
+    assert caught.value.exit_code is ExitCode.USAGE
+
+
+def test_the_largest_values_pass() -> None:
+    """A bound is part of what is promised."""
+    most = replace(
+        OPTIONS,
+        tensor_parallel_size=1024,
+        max_model_len=2**31 - 1,
+        max_num_seqs=65536,
+        start_timeout=7 * 86400.0,
+        drain_timeout=7 * 86400.0,
+    )
+    assert decided(most).max_model_len == 2**31 - 1
 
 
 @pytest.mark.parametrize(
@@ -63,6 +92,14 @@ def test_a_drain_of_zero_is_a_choice() -> None:
         ({"served_model_name": "--port"}, "--served-model-name"),
         ({"served_model_name": "two words"}, "--served-model-name"),
         ({"host": ""}, "--host"),
+        ({"host": "h\udcff"}, "not UTF-8"),
+        ({"served_model_name": "k\udcff"}, "not UTF-8"),
+        ({"checkpoint": Path("/k\udcff")}, "not UTF-8"),
+        ({"start_timeout": 1e10}, "at most 604800 (7 days)"),
+        ({"drain_timeout": 604801.0}, "at most 604800 (7 days)"),
+        ({"tensor_parallel_size": 1025}, "1 to 1024"),
+        ({"max_model_len": 2**31}, "1 to 2147483647"),
+        ({"max_num_seqs": 65537}, "1 to 65536"),
     ],
 )
 def test_an_impossible_value_is_named_with_the_nearest_possible_one(

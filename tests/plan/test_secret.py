@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from kimi_k3.errors import ExitCode, OperatorError
-from kimi_k3.plan.secret import read_api_key
+from kimi_k3.plan.secret import MAX_FILE_BYTES, read_api_key
 
 
 def test_the_file_wins_over_the_environment(tmp_path: Path) -> None:
@@ -42,6 +43,24 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "binary").write_bytes(b"\xff\xfe")
     with pytest.raises(OperatorError, match="is not text"):
         read_api_key(tmp_path / "binary", {})
+
+
+@pytest.mark.parametrize("kind", ["a FIFO", "a device", "a directory", "larger than"])
+def test_a_file_that_never_ends_is_refused_at_once(tmp_path: Path, kind: str) -> None:
+    """Opening a FIFO waits for a writer, and /dev/zero fills the memory; both happened."""
+    file = tmp_path / "file"
+    if kind == "a FIFO":
+        os.mkfifo(file)
+    elif kind == "a device":
+        file.symlink_to("/dev/zero")
+    elif kind == "a directory":
+        file.mkdir()
+    else:
+        file.write_bytes(b"k" * (MAX_FILE_BYTES + 1))
+    with pytest.raises(OperatorError, match=kind) as caught:
+        read_api_key(file, {})
+    assert caught.value.exit_code is ExitCode.USAGE
+    assert "KIMI_K3_API_KEY" in str(caught.value)
 
 
 def test_vllms_own_variable_is_refused() -> None:

@@ -49,6 +49,14 @@ def test_a_host_that_is_not_ours(host: str) -> None:
     assert caught.value.exit_code is ExitCode.USAGE
 
 
+@pytest.mark.parametrize("host", ["..", "a" * 300, "h\udcff"])
+def test_a_host_that_no_name_can_be(host: str) -> None:
+    """Python refuses to encode it before it asks anybody, with an error of another kind."""
+    with pytest.raises(OperatorError, match="is not an address") as caught:
+        check_port_free(host, 8000)
+    assert caught.value.exit_code is ExitCode.USAGE
+
+
 def test_vllm_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     """The remedy says what to install."""
     monkeypatch.setattr(engine, "find_spec", lambda name: None)

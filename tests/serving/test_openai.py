@@ -109,3 +109,16 @@ def test_text_does_not_depend_on_company(deployment: Deployment) -> None:
     with ThreadPoolExecutor(24) as pool:
         together = list(pool.map(lambda prompt: deployment.complete(prompt, 40), prompts))
     assert together == alone
+
+
+@pytest.mark.parametrize("path", ["/invocations", "/tokenize", "/v1/models", "/load", "/nonexistent"])
+def test_no_path_answers_without_the_key(deployment: Deployment, path: str) -> None:
+    """vLLM alone guards some prefixes only; a completion through /invocations needs no key there."""
+    body = {"model": "kimi-k3", "messages": QUESTION, "prompt": "x", "max_tokens": 2}
+    assert httpx.post(deployment.engine_url + path, json=body, timeout=30).status_code == 401
+
+
+def test_probes_need_no_key(deployment: Deployment) -> None:
+    """The supervisor, the sidecar, kubelet and Prometheus have none."""
+    for path in ("/health", "/metrics"):
+        assert httpx.get(deployment.engine_url + path, timeout=30).status_code == 200

@@ -15,11 +15,18 @@ import httpx
 import pytest
 
 from kimi_k3.errors import ExitCode, OperatorError
+from kimi_k3.journal.models import SUPERVISOR_FILE
+from kimi_k3.journal.writer import write_record
+from kimi_k3.supervisor import logfile
 from kimi_k3.supervisor.canary import ATTEMPTS, ask_canary
+from kimi_k3.supervisor.leftovers import clear_leftovers
 from kimi_k3.supervisor.lock import hold_lock
 from kimi_k3.supervisor.logfile import EARLIER_LOG_FILE, LOG_FILE, EngineLog
 from kimi_k3.supervisor.processes import Mark, end_processes, is_running, processes_of
+from kimi_k3.supervisor.serve import _Outlet
 from kimi_k3.supervisor.signals import SAME_SECONDS, received_signals
+from kimi_k3.words import environment as names
+from tests.supervisor.test_pure import asked
 
 OK = {"usage": {"completion_tokens": 3}}
 
@@ -217,3 +224,69 @@ def test_signals_become_data_and_ignored_ones_stay_ignored() -> None:
         assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, ignored)
+
+
+def test_the_log_goes_on_when_its_directory_heals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a full disk was cleared, the log is what the next error message sends the operator to."""
+    monkeypatch.setattr(logfile, "RETRY_SECONDS", 0.0)
+    directory = tmp_path / "state"
+    directory.mkdir()
+    said: list[str] = []
+    log = EngineLog(directory, report=said.append)
+    log.write("before")
+    log.close()
+    directory.rename(tmp_path / "gone")
+    directory.touch()
+    log = EngineLog(directory, report=said.append)
+    log.write("lost")
+    log.write("lost, too")
+    assert len(said) == 1
+    directory.unlink()
+    directory.mkdir()
+    log.write("after")
+    log.close()
+    assert (directory / "engine.log").read_text().splitlines()[-1] == "after"
+    assert "works again" in said[1]
+
+
+def test_an_outlet_without_a_reader_is_given_up_quietly() -> None:
+    """A closed terminal or a full disk behind stderr must not end a deployment that serves."""
+    reader, writer = os.pipe()
+    stream = os.fdopen(writer, "w")
+    outlet = _Outlet(stream, prefix="kimi-k3: ", secret="key")
+    outlet("the key is hidden")
+    assert os.read(reader, 100) == b"kimi-k3: the *** is hidden\n"
+    os.close(reader)
+    outlet("nobody reads this")
+    outlet("nor this")
+    stream.close()
+    _Outlet(None)("a closed stream")
+
+
+def test_a_running_supervisor_is_not_mistaken_for_a_leftover(tmp_path: Path) -> None:
+    """Whoever removes the state directory of a running start must not have it killed by the next one."""
+    command = [sys.executable, "-c", "import time; time.sleep(60)", "serve"]
+    with subprocess.Popen(command) as running:
+        write_record(tmp_path, SUPERVISOR_FILE, asked().model_copy(update={"pid": running.pid}))
+        with pytest.raises(OperatorError, match=f"another supervisor .pid {running.pid}."):
+            clear_leftovers(tmp_path, report=lambda _: None)
+        running.kill()
+
+
+def test_the_resource_tracker_cleans_up_before_it_is_ended(tmp_path: Path) -> None:
+    """Killed together with its clients, it leaves their shared memory in /dev/shm for good."""
+    code = (
+        "import time\nfrom multiprocessing.shared_memory import SharedMemory\n"
+        "print(SharedMemory(create=True, size=1024).name, flush=True)\n"
+        "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\ntime.sleep(60)"
+    )
+    marked = {**os.environ, names.START_ID: "tracked", names.STATE_DIR: str(tmp_path)}
+    with subprocess.Popen(
+        [sys.executable, "-c", code], env=marked, stdout=subprocess.PIPE, text=True
+    ) as client:
+        assert client.stdout is not None
+        segment = Path("/dev/shm") / client.stdout.readline().strip()
+        assert segment.exists()
+        _, left = end_processes(Mark("tracked", tmp_path), grace=0.1)
+    assert left == ()
+    assert not segment.exists()

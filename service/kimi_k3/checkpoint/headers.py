@@ -14,7 +14,9 @@ from dataclasses import dataclass
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from kimi_k3.checkpoint.messages import bad_checkpoint, printable
 from kimi_k3.errors import ExitCode, OperatorError
+from kimi_k3.files import NotRegularFile, open_regular
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -83,15 +85,13 @@ class ShardHeader:
 
 
 def _damaged(where: str, why: str) -> OperatorError:
-    return OperatorError(
-        f"{where} is not a valid safetensors file ({why})", remedy=_REMEDY, exit_code=ExitCode.BAD_CHECKPOINT
-    )
+    return bad_checkpoint(f"{where} is not a valid safetensors file ({why})", _REMEDY)
 
 
 def truncated(where: str, size: int, needed: int) -> TruncatedShard:
     """The error for a file of ``size`` bytes that must have at least ``needed``."""
     return TruncatedShard(
-        f"{where} is truncated ({size:,} of at least {needed:,} bytes)",
+        printable(f"{where} is truncated ({size:,} of at least {needed:,} bytes)"),
         remedy=_REMEDY,
         exit_code=ExitCode.BAD_CHECKPOINT,
     )
@@ -152,15 +152,23 @@ def parse_header(raw: bytes, *, where: str) -> ShardHeader:
         where: the file's path, for messages.
 
     Raises:
-        OperatorError: not JSON, a malformed entry, or data with holes or overlaps.
+        OperatorError: not JSON, a malformed entry or ``__metadata__``, or data with holes or overlaps.
     """
     try:
-        found = json.loads(raw.decode("utf-8"), parse_float=_no_number, parse_constant=_no_number)
+        text = raw.decode("utf-8")
+        found = json.loads(text, parse_float=_no_number, parse_constant=_no_number)
+        if "\\u" in text:
+            # Half a surrogate pair, which the reference implementation refuses, fails to encode.
+            json.dumps(found, ensure_ascii=False).encode("utf-8")
     except (ValueError, RecursionError) as error:
         raise _damaged(where, f"its header is not JSON: {error}") from None
     if not isinstance(found, dict):
         raise _damaged(where, "its header is not a JSON object")
-    found.pop("__metadata__", None)
+    metadata = found.pop("__metadata__", None)
+    if metadata is not None and not (
+        isinstance(metadata, dict) and all(isinstance(value, str) for value in metadata.values())
+    ):
+        raise _damaged(where, "its __metadata__ is not an object of strings")
     tensors = tuple(sorted(_entries(found, where), key=_PLACE))
     end = 0
     for tensor in tensors:
@@ -175,24 +183,24 @@ def read_header(path: Path, *, size: int) -> ShardHeader:
 
     Raises:
         TruncatedShard: the file ends inside its header.
-        OperatorError: unreadable, or anything :func:`parse_header` refuses.
+        OperatorError: unreadable, no regular file, or anything :func:`parse_header` refuses.
     """
     where = str(path)
-    if size < LENGTH_BYTES:
-        raise truncated(where, size, LENGTH_BYTES)
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
+            if size < LENGTH_BYTES:
+                raise truncated(where, size, LENGTH_BYTES)
             length = int.from_bytes(file.read(LENGTH_BYTES), "little")
             if length > MAX_HEADER_BYTES:
                 raise _damaged(where, f"its header would have {length:,} bytes")
             if size < LENGTH_BYTES + length:
                 raise truncated(where, size, LENGTH_BYTES + length)
             raw = file.read(length)
+    except NotRegularFile as error:
+        raise _damaged(where, str(error.strerror)) from None
     except OSError as error:
-        raise OperatorError(
-            f"{where} cannot be read ({error.strerror})",
-            remedy="check its permissions and the file system",
-            exit_code=ExitCode.BAD_CHECKPOINT,
+        raise bad_checkpoint(
+            f"{where} cannot be read ({error.strerror})", "check its permissions and the file system"
         ) from None
     if len(raw) < length:
         raise truncated(where, LENGTH_BYTES + len(raw), LENGTH_BYTES + length)
@@ -209,9 +217,7 @@ def read_shard(path: Path) -> ShardHeader:
     try:
         size = path.stat().st_size
     except OSError as error:
-        raise OperatorError(
-            f"{path} cannot be read ({error.strerror})", remedy=_REMEDY, exit_code=ExitCode.BAD_CHECKPOINT
-        ) from None
+        raise bad_checkpoint(f"{path} cannot be read ({error.strerror})", _REMEDY) from None
     header = read_header(path, size=size)
     if size < header.file_bytes:
         raise truncated(str(path), size, header.file_bytes)

@@ -7,21 +7,29 @@ plan a deployment. So the entries are walked one by one in the text instead of b
 
 from __future__ import annotations
 
+import codecs
 import json
 import re
 from array import array
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kimi_k3.errors import ExitCode, OperatorError
+from kimi_k3.checkpoint.messages import bad_checkpoint
+from kimi_k3.files import FileTooLarge, NotRegularFile, read_small
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from kimi_k3.errors import OperatorError
+
 INDEX_NAME = "model.safetensors.index.json"
 #: Bytes; ten times the published index.
 INDEX_MAX_BYTES = 640 << 20
+#: Bytes; what Linux's file systems allow (``NAME_MAX``).
+FILE_NAME_MAX_BYTES = 255
+#: Bytes; sizes are 64-bit numbers.
+_SIZE_MAX = (1 << 63) - 1
 
 _SPACE = re.compile(r"[ \t\n\r]*")
 # Runs of plain characters, possessive: no step of this backtracks, which half a million entries would feel.
@@ -53,9 +61,7 @@ class Index:
 
 
 def _damaged(path: Path, why: str) -> OperatorError:
-    return OperatorError(
-        f"{path} is damaged ({why})", remedy="download the index again", exit_code=ExitCode.BAD_CHECKPOINT
-    )
+    return bad_checkpoint(f"{path} is damaged ({why})", "download the index again")
 
 
 def _plain(string: str) -> str:
@@ -139,16 +145,18 @@ def parse_index(text: str, add: Callable[[str, str], object]) -> dict[str, objec
 
 def _read_text(path: Path) -> str:
     try:
-        size = path.stat().st_size
-        if size > INDEX_MAX_BYTES:
-            raise _damaged(path, f"{size:,} bytes are too many for an index")
-        return path.read_text(encoding="utf-8")
+        raw = read_small(path, limit=INDEX_MAX_BYTES)
+    except (NotRegularFile, FileTooLarge) as error:
+        raise _damaged(path, str(error.strerror)) from None
     except OSError as error:
-        raise OperatorError(
-            f"{path} cannot be read ({error.strerror})",
-            remedy="check its permissions and the file system",
-            exit_code=ExitCode.BAD_CHECKPOINT,
+        raise bad_checkpoint(
+            f"{path} cannot be read ({error.strerror})", "check its permissions and the file system"
         ) from None
+    # As in config.json: vLLM's reader does not take one either.
+    if raw.startswith(codecs.BOM_UTF8):
+        raise _damaged(path, "it begins with a UTF-8 byte order mark (BOM), which JSON does not allow")
+    try:
+        return raw.decode("utf-8")
     except UnicodeDecodeError:
         raise _damaged(path, "not UTF-8 text") from None
 
@@ -161,10 +169,22 @@ def _parse(path: Path, add: Callable[[str, str], object]) -> dict[str, object]:
 
 
 def _whole(value: object) -> int | None:
-    """``value`` as a number of bytes; some writers store one as a float."""
+    """``value`` as a number of bytes, None if it cannot be one; some writers store one as a float."""
     if isinstance(value, float) and value.is_integer():
-        return int(value)
-    return value if type(value) is int else None
+        value = int(value)
+    return value if type(value) is int and 0 <= value <= _SIZE_MAX else None
+
+
+def _is_file_name(name: str) -> bool:
+    """Whether a file in the checkpoint's directory can have this name."""
+    # A shard named ../x would make this read, and vLLM load, a file from elsewhere.
+    if name in ("", ".", "..") or "/" in name or "\0" in name:
+        return False
+    try:
+        return len(name.encode("utf-8")) <= FILE_NAME_MAX_BYTES
+    except UnicodeEncodeError:
+        # Half a surrogate pair: JSON's escapes can spell it, no UTF-8 name holds it.
+        return False
 
 
 def read_index(path: Path) -> Index:
@@ -177,8 +197,7 @@ def read_index(path: Path) -> Index:
 
     def add(name: str, shard: str) -> None:
         if shard not in shards:
-            # A shard named ../x would make this read, and vLLM load, a file from elsewhere.
-            if shard in ("", ".", "..") or "/" in shard or "\0" in shard:
+            if not _is_file_name(shard):
                 raise ValueError(f"{shard!r:.200} is not a file name")
             shards[shard] = array("q")
         shards[shard].append(hash(name))

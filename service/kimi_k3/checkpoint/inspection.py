@@ -8,9 +8,11 @@ take a few seconds. One shard's names are kept at a time; of the others only wha
 from __future__ import annotations
 
 import gc
+import stat
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import chain, islice
 from operator import itemgetter
 from typing import TYPE_CHECKING
 
@@ -26,7 +28,8 @@ from kimi_k3.checkpoint.layout import (
     layer_tensors,
     outer_tensors,
 )
-from kimi_k3.errors import ExitCode, OperatorError
+from kimi_k3.checkpoint.messages import bad_checkpoint, printable
+from kimi_k3.errors import OperatorError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -65,7 +68,7 @@ class Shard:
 
     Attributes:
         name: its file name.
-        size: bytes on disk; None if it is missing.
+        size: bytes on disk; None if it is missing or no regular file.
         expected: bytes it has according to its own header; None if no header could be read.
         state: the verdict.
     """
@@ -156,15 +159,15 @@ class Checkpoint:
         return tuple(problem for problem in self.problems if problem.fatal)
 
 
-def _bad(what: str, remedy: str) -> OperatorError:
-    return OperatorError(what, remedy=remedy, exit_code=ExitCode.BAD_CHECKPOINT)
+def _problem(kind: ProblemKind, what: str, remedy: str, *, fatal: bool = True) -> Problem:
+    """A problem whose text, which names foreign things, can be shown anywhere."""
+    return Problem(kind, printable(what), remedy, fatal)
 
 
-def _some(names: Iterable[str], limit: int = 3) -> str:
-    """``a, b, c and 4 more``."""
-    listed = list(names)
-    more = f" and {len(listed) - limit:,} more" if len(listed) > limit else ""
-    return ", ".join(listed[:limit]) + more
+def _some(names: Iterable[str], count: int, limit: int = 3) -> str:
+    """The first of ``count`` names: ``a, b, c and 4 more``."""
+    more = f" and {count - limit:,} more" if count > limit else ""
+    return ", ".join(f"{name:.200}" for name in islice(names, limit)) + more
 
 
 @dataclass(slots=True)
@@ -219,47 +222,50 @@ class _Tally:
                 self._complain(tensor, *want)
 
     def _complain(self, tensor: TensorEntry, dtype: str, shape: tuple[int, ...]) -> None:
-        self.unexpected.append(
-            f"{tensor.name} is {tensor.dtype} {list(tensor.shape)}, expected {dtype} {list(shape)}"
-        )
+        found = f"{tensor.dtype} {list(tensor.shape)!s:.200}"
+        self.unexpected.append(f"{tensor.name:.200} is {found}, expected {dtype} {list(shape)}")
 
-    def missing(self) -> list[str]:
-        """Names of the decoder's tensors that no shard has: the routed experts' first."""
-        experts = [
+    def missing_count(self) -> int:
+        """How many of the decoder's tensors no shard has."""
+        return sum(seen.count(0) for seen in self.seen.values()) + len(self.wanted)
+
+    def missing(self) -> Iterator[str]:
+        """Their names, the routed experts' first; one by one, since a wrong config can call for millions."""
+        experts = (
             ".".join((expert_prefix(int(layer), slot // _PER_EXPERT), *_EXPERT_SLOTS[slot % _PER_EXPERT]))
             for layer, seen in self.seen.items()
             if not all(seen)
             for slot, there in enumerate(seen)
             if not there
-        ]
-        return experts + list(self.wanted)
+        )
+        return chain(experts, self.wanted)
 
 
 def _look_at_shard(directory: Path, name: str) -> tuple[Shard, ShardHeader | None, Problem | None]:
     """Read one shard's header and judge the file."""
     path = directory / name
     try:
-        if not path.is_file():
-            raise FileNotFoundError
-        size = path.stat().st_size
+        status = path.stat()
     except OSError:
         # Without a target in the hub's cache, a link to a shard that is not there counts as missing.
         return Shard(name, None, None, ShardState.MISSING), None, None
+    size = status.st_size
     try:
         header = read_header(path, size=size)
     except TruncatedShard as error:
-        problem = Problem(ProblemKind.TRUNCATED_SHARD, error.what, error.remedy)
+        problem = _problem(ProblemKind.TRUNCATED_SHARD, error.what, error.remedy)
         return Shard(name, size, None, ShardState.TRUNCATED), None, problem
     except OperatorError as error:
-        problem = Problem(ProblemKind.DAMAGED_SHARD, error.what, error.remedy)
-        return Shard(name, size, None, ShardState.DAMAGED), None, problem
+        problem = _problem(ProblemKind.DAMAGED_SHARD, error.what, error.remedy)
+        known = size if stat.S_ISREG(status.st_mode) else None
+        return Shard(name, known, None, ShardState.DAMAGED), None, problem
     if size < header.file_bytes:
         cut = truncated(str(path), size, header.file_bytes)
-        problem = Problem(ProblemKind.TRUNCATED_SHARD, cut.what, cut.remedy)
+        problem = _problem(ProblemKind.TRUNCATED_SHARD, cut.what, cut.remedy)
         return Shard(name, size, header.file_bytes, ShardState.TRUNCATED), header, problem
     if size > header.file_bytes:
         what = f"{path} is {size - header.file_bytes:,} bytes longer than its header says"
-        problem = Problem(ProblemKind.DAMAGED_SHARD, what, "download that file again")
+        problem = _problem(ProblemKind.DAMAGED_SHARD, what, "download that file again")
         return Shard(name, size, header.file_bytes, ShardState.DAMAGED), header, problem
     return Shard(name, size, header.file_bytes, ShardState.OK), header, None
 
@@ -295,11 +301,11 @@ def _weights(directory: Path) -> tuple[Index | None, list[str], list[Problem]]:
             return index, sorted(index.shards), []
     if not files:
         what = f"checkpoint {directory} has no *.safetensors file"
-        return None, [], [Problem(ProblemKind.NO_WEIGHTS, what, _DOWNLOAD_AGAIN)]
+        return None, [], [_problem(ProblemKind.NO_WEIGHTS, what, _DOWNLOAD_AGAIN)]
     if files == [SINGLE_NAME]:
         return None, files, []
     what = f"checkpoint {directory} has {len(files)} *.safetensors files but no {INDEX_NAME} that names them"
-    return None, files, [Problem(ProblemKind.NO_INDEX, what, "download the index")]
+    return None, files, [_problem(ProblemKind.NO_INDEX, what, "download the index")]
 
 
 def inspect_checkpoint(path: Path) -> Checkpoint:
@@ -337,27 +343,28 @@ def _inspect(path: Path, config: KimiK3Config) -> Checkpoint:
                 lacking |= absent
                 lacking_shards += [name] if absent else []
     if missing := [shard.name for shard in shards if shard.state is ShardState.MISSING]:
-        what = f"checkpoint {path} lacks {len(missing)} of {len(shards)} shards ({_some(missing)})"
-        problems.append(Problem(ProblemKind.MISSING_SHARD, what, _DOWNLOAD_AGAIN))
+        some = _some(missing, len(missing))
+        what = f"checkpoint {path} lacks {len(missing)} of {len(shards)} shards ({some})"
+        problems.append(_problem(ProblemKind.MISSING_SHARD, what, _DOWNLOAD_AGAIN))
     if incomplete := _incomplete_files(path):
-        what = f"checkpoint {path} has unfinished downloads ({_some(incomplete)})"
+        what = f"checkpoint {path} has unfinished downloads ({_some(incomplete, len(incomplete))})"
         remedy = "let the download finish or resume it, or delete those files if nothing needs them"
-        problems.append(Problem(ProblemKind.INCOMPLETE_FILE, what, remedy))
+        problems.append(_problem(ProblemKind.INCOMPLETE_FILE, what, remedy))
     if index is not None and lacking:
         first = names_of(index.path, lacking, limit=1)
         what = (
             f"{index.path} names {len(lacking):,} tensors that their shards do not hold "
-            f"(in {_some(lacking_shards)}; first {_some(first)})"
+            f"(in {_some(lacking_shards, len(lacking_shards))}; first {_some(first, len(first))})"
         )
         remedy = "index and shards are of different revisions: download both again"
-        problems.append(Problem(ProblemKind.TENSOR_NOT_IN_SHARD, what, remedy))
+        problems.append(_problem(ProblemKind.TENSOR_NOT_IN_SHARD, what, remedy))
     complete = bool(shards) and all(shard.expected is not None for shard in shards)
     total = sum(tally.by_dtype.values()) if complete else None
     problems += _content_problems(path, tally, complete=complete)
     if index is not None and None not in (total, index.total_size) and total != index.total_size:
         what = f"{index.path} says total_size {index.total_size:,}, its shards hold {total:,} bytes"
         problems.append(
-            Problem(ProblemKind.TOTAL_SIZE, what, "check that all files are of one revision", fatal=False)
+            _problem(ProblemKind.TOTAL_SIZE, what, "check that all files are of one revision", fatal=False)
         )
     order = list(ProblemKind)
     return Checkpoint(
@@ -384,17 +391,16 @@ def _content_problems(path: Path, tally: _Tally, *, complete: bool) -> list[Prob
     """Tensors that are not there or not as the config says."""
     problems = []
     # Without all headers everything in the unread shards would count as missing.
-    if complete and (missing := tally.missing()):
-        what = (
-            f"checkpoint {path} lacks {len(missing):,} tensors its config.json calls for ({_some(missing)})"
-        )
+    if complete and (missing := tally.missing_count()):
+        some = _some(tally.missing(), missing)
+        what = f"checkpoint {path} lacks {missing:,} tensors its config.json calls for ({some})"
         remedy = "config.json and shards are of different revisions: download both again"
-        problems.append(Problem(ProblemKind.MISSING_TENSOR, what, remedy))
+        problems.append(_problem(ProblemKind.MISSING_TENSOR, what, remedy))
     if tally.unexpected:
         count, first = len(tally.unexpected), tally.unexpected[0]
         what = f"checkpoint {path} has {count:,} tensors of another shape ({first})"
         remedy = "config.json and shards are of different revisions: download both again"
-        problems.append(Problem(ProblemKind.UNEXPECTED_TENSOR, what, remedy))
+        problems.append(_problem(ProblemKind.UNEXPECTED_TENSOR, what, remedy))
     return problems
 
 
@@ -402,17 +408,21 @@ def _require_directory(path: Path) -> None:
     """Raise unless ``path`` is a directory that has a config.json."""
     try:
         if not path.exists():
-            raise _bad(
+            raise bad_checkpoint(
                 f"checkpoint {path} does not exist", "check the path, or download the checkpoint there"
             )
         if not path.is_dir():
-            raise _bad(f"checkpoint {path} is a file", "name the directory that holds config.json")
+            raise bad_checkpoint(f"checkpoint {path} is a file", "name the directory that holds config.json")
         if next(path.iterdir(), None) is None:
-            raise _bad(f"checkpoint {path} is an empty directory", "download the checkpoint into it")
+            raise bad_checkpoint(
+                f"checkpoint {path} is an empty directory", "download the checkpoint into it"
+            )
         if not (path / "config.json").exists():
-            raise _bad(f"checkpoint {path} has no config.json", "name the directory that holds config.json")
+            raise bad_checkpoint(
+                f"checkpoint {path} has no config.json", "name the directory that holds config.json"
+            )
     except OSError as error:
-        raise _bad(
+        raise bad_checkpoint(
             f"checkpoint {path} cannot be read ({error.strerror})",
             "check its permissions and the file system",
         ) from None
@@ -428,5 +438,5 @@ def require_servable(path: Path) -> Checkpoint:
     if fatal := checkpoint.fatal:
         worst, *rest = fatal
         more = f" (and {len(rest)} more {'problem' if len(rest) == 1 else 'problems'})" if rest else ""
-        raise _bad(worst.what + more, worst.remedy)
+        raise bad_checkpoint(worst.what + more, worst.remedy)
     return checkpoint

@@ -20,6 +20,7 @@ from kimi_k3.checkpoint import tiny_files
 from kimi_k3.checkpoint.config import MX_GROUP_SIZE, KimiK3Config
 from kimi_k3.checkpoint.headers import LENGTH_BYTES
 from kimi_k3.checkpoint.layout import EXPERT_PARTS, TEXT_PREFIX, TensorSpec, all_tensors, expert_prefix
+from kimi_k3.checkpoint.messages import printable
 from kimi_k3.errors import ExitCode, OperatorError
 
 if TYPE_CHECKING:
@@ -264,7 +265,7 @@ def make_tiny_checkpoint(directory: Path, *, seed: int = 0) -> None:
     try:
         if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
             raise OperatorError(
-                f"{directory} exists and is not an empty directory",
+                f"{printable(str(directory))} exists and is not an empty directory",
                 remedy="name a new directory",
                 exit_code=ExitCode.USAGE,
             )
@@ -277,7 +278,7 @@ def make_tiny_checkpoint(directory: Path, *, seed: int = 0) -> None:
         temporary = None
     except OSError as error:
         raise OperatorError(
-            f"the tiny checkpoint {directory} cannot be written ({error.strerror})",
+            f"the tiny checkpoint {printable(str(directory))} cannot be written ({error.strerror})",
             remedy="free some space or choose a directory you may write to",
         ) from None
     finally:

@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kimi_k3.checkpoint import Checkpoint, ShardState
+from kimi_k3.checkpoint.messages import printable
 
 UNKNOWN = "unknown"
 GIB = 1024**3
@@ -50,8 +51,8 @@ def as_document(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def rows(checkpoint: Checkpoint) -> Iterator[tuple[str, str]]:
-    """What is shown, as pairs of a name and a value."""
-    yield "checkpoint", str(checkpoint.path)
+    """What is shown, as pairs of a name and a value; foreign text in it is printable."""
+    yield "checkpoint", printable(str(checkpoint.path))
     yield (
         "decoder layers",
         f"{checkpoint.layers} ({len(checkpoint.kda_layers)} KDA, {len(checkpoint.mla_layers)} MLA; "
@@ -68,9 +69,12 @@ def rows(checkpoint: Checkpoint) -> Iterator[tuple[str, str]]:
     yield "shards", summary or "none"
     for shard in checkpoint.shards:
         if shard.state is not ShardState.OK:
-            yield f"shard {shard.name}", f"{shard.state}, {size(shard.size)} of {size(shard.expected)}"
+            yield (
+                f"shard {printable(shard.name)}",
+                f"{shard.state}, {size(shard.size)} of {size(shard.expected)}",
+            )
     for problem in checkpoint.problems:
-        yield "problem" if problem.fatal else "warning", str(problem)
+        yield "problem" if problem.fatal else "warning", printable(str(problem))
 
 
 def size(count: int | None) -> str:

@@ -21,6 +21,8 @@ from vllm.model_executor.model_loader.ep_weight_filter import should_skip_weight
 
 from kimi_k3.checkpoint.headers import read_header
 from kimi_k3.engine.reporter import rank_reporter
+from kimi_k3.engine.voice import reported, say
+from kimi_k3.errors import OperatorError
 from kimi_k3.journal.models import Loading
 from kimi_k3.words.phases import Phase
 
@@ -36,7 +38,8 @@ class ReportingModelLoader(DefaultModelLoader):
 
     def load_model(self, vllm_config: VllmConfig, model_config: ModelConfig, prefix: str = "") -> nn.Module:
         """Load and convert; the rank then goes on to profiling and compiling."""
-        rank_reporter().enter(Phase.LOADING)
+        with reported():
+            rank_reporter().enter(Phase.LOADING)
         model: nn.Module = super().load_model(
             vllm_config=vllm_config, model_config=model_config, prefix=prefix
         )
@@ -52,7 +55,10 @@ class ReportingModelLoader(DefaultModelLoader):
         self, model_config: ModelConfig, model: nn.Module
     ) -> Generator[tuple[str, torch.Tensor], None, None]:
         """The parent's tensors, counted once the model has taken them."""
-        extent = _Extent.of(Path(model_config.model), self.local_expert_ids)
+        extent = self._extent(model_config)
+        if extent is None:
+            yield from super().get_all_weights(model_config, model)
+            return
         tensors = bytes_done = 0
         for name, tensor in super().get_all_weights(model_config, model):
             yield name, tensor
@@ -60,6 +66,18 @@ class ReportingModelLoader(DefaultModelLoader):
             bytes_done += tensor.nbytes
             rank_reporter().loading(extent.progress(tensors, bytes_done))
         rank_reporter().loading(extent.progress(tensors, bytes_done), last=True)
+
+    def _extent(self, model_config: ModelConfig) -> _Extent | None:
+        """What there is to read; ``None``, and a line, if that cannot be told: no reason not to read it."""
+        try:
+            # The parent's own choice: with an index, files that it does not name are not read.
+            _, files, _, _ = self._prepare_weights(
+                model_config.model, None, model_config.revision, True, None
+            )
+            return _Extent.of([Path(file) for file in files], self.local_expert_ids)
+        except (OSError, OperatorError) as error:
+            say(f"progress of loading is not visible: {error}")
+            return None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,8 +91,8 @@ class _Extent:
     tensors_up_to: tuple[int, ...]
 
     @classmethod
-    def of(cls, directory: Path, local_expert_ids: set[int] | None) -> _Extent:
-        shards = [list(_wanted(path, local_expert_ids)) for path in sorted(directory.glob("*.safetensors"))]
+    def of(cls, files: list[Path], local_expert_ids: set[int] | None) -> _Extent:
+        shards = [list(_wanted(path, local_expert_ids)) for path in sorted(files)]
         return cls(
             bytes_total=sum(map(sum, shards)),
             tensors_up_to=tuple(accumulate(map(len, shards))),

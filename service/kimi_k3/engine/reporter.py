@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one rank tells the journal while it loads and converts."""
+"""What one rank tells the journal: its way through loading and conversion, and its memory ever after."""
 
 from __future__ import annotations
 
 import os
 import sys
+import threading
 import time
 from functools import cache
 from pathlib import Path
@@ -19,6 +20,11 @@ from kimi_k3.words.weights import ScaleRule, Weights
 
 LOADING_REPORT_SECONDS = 0.5
 """Progress of loading changes with every tensor; the file changes at most this often."""
+
+
+BEAT_SECONDS = 10.0
+"""How often the record is written when nothing changes but the memory. A record that could not be written
+is written then, too."""
 
 
 class RankReporter:
@@ -39,6 +45,15 @@ class RankReporter:
             weights=weights,
             scale_rule=scale_rule,
         )
+
+        self._lock = threading.Lock()
+        if self._writer is not None:
+            threading.Thread(target=self._beat, name="kimi-k3 rank reporter", daemon=True).start()
+
+    def _beat(self) -> None:
+        while True:
+            time.sleep(BEAT_SECONDS)
+            self._update(memory=read_memory())
 
     def enter(self, phase: Phase) -> None:
         """This rank begins a phase."""
@@ -66,9 +81,10 @@ class RankReporter:
         )
 
     def _update(self, **changes: object) -> None:
-        self.record = self.record.model_copy(update={**changes, "updated_at": now()})
-        if self._writer is not None:
-            self._writer.write(self.record)
+        with self._lock:
+            self.record = self.record.model_copy(update={**changes, "updated_at": now()})
+            if self._writer is not None:
+                self._writer.write(self.record)
 
 
 @cache

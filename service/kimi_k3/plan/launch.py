@@ -29,13 +29,19 @@ SOCKET_DIR_VARIABLE = "VLLM_RPC_BASE_PATH"
 MAX_SOCKET_DIR = 107 - len("/00000000-0000-0000-0000-000000000000")
 """Characters: a socket's path holds at most 107 (sun_path), and vLLM names each by a UUID."""
 
+KEY_GUARD = "kimi_k3.engine.key_guard.KeyGuard"
+"""ASGI middleware that asks for the API key where vLLM, which guards only some prefixes, does not."""
+
 INT4_NAME = "int4_per_group_32"
 VLLM_API_KEY = "VLLM_API_KEY"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Deployment:
-    """One start, every value decided."""
+    """One start, every value decided.
+
+    ``guarded`` is whether an API key is set; the key itself never enters the plan.
+    """
 
     profile: Profile
     checkpoint: Path
@@ -52,6 +58,7 @@ class Deployment:
     expert_parallel: bool
     start_timeout: float
     drain_timeout: float
+    guarded: bool
     max_model_len: int | None = None
     max_num_seqs: int | None = None
     dtype: str | None = None
@@ -95,6 +102,8 @@ def build_launch(deployment: Deployment, *, cores: Collection[int], engine_comma
     ]
     if deployment.expert_parallel:
         argv.append("--enable-expert-parallel")
+    if deployment.guarded:
+        argv += ["--middleware", KEY_GUARD]
     if deployment.weights is Weights.INT4:
         argv += ["--quantization-config.moe.weight", INT4_NAME]
     for name, value in profile_flags(deployment).items():

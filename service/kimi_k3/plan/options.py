@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -13,10 +12,17 @@ from kimi_k3.errors import ExitCode, OperatorError, nearest
 from kimi_k3.plan.consent import require_consent
 from kimi_k3.plan.launch import Deployment
 from kimi_k3.profiles.schema import Profile
+from kimi_k3.words.given import require_text
 from kimi_k3.words.weights import ScaleRule, Weights
 
 DTYPES = ("auto", "bfloat16", "float", "float16", "float32", "half")
 """vLLM's choices for ``--dtype`` (0.32.0 and 0.33.0)."""
+
+MAX_RANKS = 1024
+MAX_TOKENS = 2**31 - 1
+MAX_REQUESTS = 65536
+MAX_SECONDS = 7 * 24 * 3600
+"""Far above anything that serves; what lies beyond overflows somewhere between here and a kernel."""
 
 Choice = TypeVar("Choice", bound=StrEnum)
 
@@ -49,8 +55,12 @@ def decide(
     socket_dir: Path,
     start_id: str,
     consent_in_environment: bool,
+    guarded: bool = False,
 ) -> Deployment:
     """The deployment that ``options`` and ``profile`` make together.
+
+    Args:
+        guarded: whether an API key is set.
 
     Raises:
         OperatorError: a value is not possible (names it and the nearest possible one), or the
@@ -66,13 +76,17 @@ def decide(
         raise _usage(f"--dtype {options.dtype!r}: there is no such type", nearest(options.dtype, DTYPES))
     if not 1 <= options.port <= 65535:
         raise _usage(f"--port {options.port}: is not a port", "give one from 1 to 65535")
-    for flag, count in (
-        ("--tensor-parallel-size", options.tensor_parallel_size),
-        ("--max-model-len", options.max_model_len),
-        ("--max-num-seqs", options.max_num_seqs),
+    for flag, count, most in (
+        ("--tensor-parallel-size", options.tensor_parallel_size, MAX_RANKS),
+        ("--max-model-len", options.max_model_len, MAX_TOKENS),
+        ("--max-num-seqs", options.max_num_seqs, MAX_REQUESTS),
     ):
-        if count is not None and count < 1:
-            raise _usage(f"{flag} {count}: is too small", "give 1 or more, or leave it to the profile")
+        if count is not None and not 1 <= count <= most:
+            size = "small" if count < 1 else "large"
+            raise _usage(f"{flag} {count}: is too {size}", f"give 1 to {most}, or leave it to the profile")
+    require_text("checkpoint", str(options.checkpoint))
+    # Once more, since a symlink on the way may have brought in another name.
+    require_text("state directory", str(state_dir))
     return Deployment(
         profile=profile,
         checkpoint=options.checkpoint,
@@ -97,6 +111,7 @@ def decide(
         drain_timeout=_seconds(
             "--drain-timeout", options.drain_timeout, profile.drain_timeout_seconds, zero=True
         ),
+        guarded=guarded,
         max_model_len=options.max_model_len,
         max_num_seqs=options.max_num_seqs,
         dtype=options.dtype,
@@ -121,15 +136,15 @@ def _word(flag: str, value: str) -> str:
     """A word that vLLM's parser cannot take for a flag or for several values."""
     if not value or value.startswith("-") or value != "".join(value.split()):
         raise _usage(f"{flag} {value!r}: must be one word that does not begin with -", "give another one")
-    return value
+    return require_text(flag, value)
 
 
 def _seconds(flag: str, given: float | None, default: float, *, zero: bool) -> float:
     value = default if given is None else given
-    if not math.isfinite(value) or value < 0 or (value == 0 and not zero):
+    if not 0 <= value <= MAX_SECONDS or (value == 0 and not zero):
         raise _usage(
             f"{flag} {value}: is not a possible number of seconds",
-            f"give {'0 or more' if zero else 'more than 0'}",
+            f"give {'0 or more' if zero else 'more than 0'}, at most {MAX_SECONDS} (7 days)",
         )
     return value
 

@@ -7,25 +7,33 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from kimi_k3.errors import ExitCode, OperatorError
+from kimi_k3.files import read_small
 from kimi_k3.plan.launch import VLLM_API_KEY
 from kimi_k3.words.environment import API_KEY
+
+MAX_FILE_BYTES = 64 * 1024
+"""Far more than a key: more is another file, or a device that never ends."""
 
 
 def read_api_key(file: Path | None, environment: Mapping[str, str]) -> str | None:
     """The key of ``--api-key-file``, else of ``KIMI_K3_API_KEY``, else ``None`` (no authentication).
 
     Raises:
-        OperatorError: the file cannot be read; the key is empty, has several lines or characters
-            that no HTTP header can carry; or the key was given by vLLM's own variable.
+        OperatorError: the file cannot be read or is no regular file; the key is empty, has several lines
+            or characters that no HTTP header can carry; or the key was given by vLLM's own variable.
     """
     if file is not None:
         source = f"--api-key-file {file}"
         try:
-            text = file.read_text(encoding="utf-8")
+            text = read_small(file, limit=MAX_FILE_BYTES).decode("utf-8")
         except UnicodeDecodeError:
             raise _bad(source, "is not text") from None
         except OSError as error:
-            raise _bad(source, f"cannot be read: {error.strerror or 'error'}") from None
+            raise OperatorError(
+                f"API key: {source} cannot be read: {error.strerror or 'error'}",
+                remedy=f"give a file that holds one line, or set {API_KEY}",
+                exit_code=ExitCode.USAGE,
+            ) from None
         return _checked(text, source)
     if API_KEY in environment:
         return _checked(environment[API_KEY], f"environment variable {API_KEY}")

@@ -19,9 +19,11 @@ def check_port_free(host: str, port: int) -> None:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
-    except socket.gaierror as error:
+    except (socket.gaierror, UnicodeError) as error:
+        # A UnicodeError is what Python's own encoding of names (IDNA) says to "..", before it asks anybody.
+        reason = error.strerror if isinstance(error, socket.gaierror) else "no name can be written like this"
         raise OperatorError(
-            f"--host {host!r}: is not an address: {error.strerror or error}",
+            f"--host {host!r}: is not an address: {reason or error}",
             remedy="give an address of this machine, 0.0.0.0 or 127.0.0.1",
             exit_code=ExitCode.USAGE,
         ) from None

@@ -145,7 +145,7 @@ def _warnings(journal: Journal, health: EngineHealth | None, now: datetime) -> I
 
 
 def _of_weights(journal: Journal, supervisor: SupervisorRecord) -> Iterator[Advice]:
-    if supervisor.weights.lossy:
+    if supervisor.weights.lossy and supervisor.ending is None:
         yield _advice(LOSSY_WEIGHTS, supervisor.started_at)
         if supervisor.consent is None:
             yield _advice(CONSENT_MISSING, supervisor.started_at)

@@ -12,7 +12,7 @@ from kimi_k3.errors import ExitCode, OperatorError
 from kimi_k3.journal.models import FAILURE_FILE_PATTERN, RANK_FILE_PATTERN, SUPERVISOR_FILE
 from kimi_k3.journal.reader import read_journal
 from kimi_k3.plan.launch import socket_dir
-from kimi_k3.supervisor.processes import Mark, end_processes
+from kimi_k3.supervisor.processes import PROC, Mark, end_processes, is_running
 
 GRACE_SECONDS = 5.0
 """What processes nobody waits for any more get between SIGTERM and SIGKILL."""
@@ -35,6 +35,13 @@ def clear_leftovers(state_dir: Path, *, report: Callable[[str], None]) -> None:
     """
     earlier = read_journal(state_dir).supervisor
     if earlier is not None:
+        if earlier.ending is None and is_running(earlier.pid) and _supervises(earlier.pid):
+            # Its lock file was removed from under it, with the directory or by hand.
+            raise OperatorError(
+                f"state directory {state_dir}: in use by another supervisor (pid {earlier.pid})",
+                remedy="stop that one, or give this start its own --state-dir",
+                exit_code=ExitCode.IN_USE,
+            )
         sockets = socket_dir(earlier.start_id, Path(tempfile.gettempdir()))
         mark = Mark(earlier.start_id, state_dir, session=earlier.engine_pid, seen=earlier.updated_at)
         ended, left = end_processes(mark, grace=GRACE_SECONDS)
@@ -60,3 +67,12 @@ def clear_leftovers(state_dir: Path, *, report: Callable[[str], None]) -> None:
             remedy="make it writable or give another --state-dir",
             exit_code=ExitCode.STATE,
         ) from None
+
+
+def _supervises(pid: int) -> bool:
+    """Whether ``pid`` looks like a `kimi-k3 serve`, and not like a process that got its number later."""
+    try:
+        words = (PROC / str(pid) / "cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return False
+    return b"serve" in words

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TextIO
@@ -10,12 +11,14 @@ from typing import TextIO
 LOG_FILE = "engine.log"
 EARLIER_LOG_FILE = "engine.log.1"
 MAX_LOG_BYTES = 32 * 1024 * 1024
+RETRY_SECONDS = 5.0
 
 
 class EngineLog:
     """The engine's log of this start; when it is full, or at a new start, it becomes the earlier one.
 
-    A failing write is handed to ``report`` once; nothing is written after it.
+    A failing write is handed to ``report`` once; every ``RETRY_SECONDS`` a line tries again, and the first
+    that works says so. Lines in between are missing.
     """
 
     def __init__(
@@ -27,10 +30,15 @@ class EngineLog:
         self._max_bytes = max_bytes
         self._stream: TextIO | None = None
         self._size = 0
+        self._retry_at: float | None = None
         self._attempt(self._rotate)
 
     def write(self, line: str) -> None:
         """Append one line."""
+        if self._retry_at is not None:
+            if time.monotonic() < self._retry_at:
+                return
+            self._attempt(self._reopen)
         if self._stream is not None:
             self._attempt(lambda: self._append(line))
 
@@ -58,15 +66,29 @@ class EngineLog:
         self._stream = self._path.open("w", encoding="utf-8", errors="replace")
         self._size = 0
 
+    def _reopen(self) -> None:
+        stream = self._path.open("a", encoding="utf-8", errors="replace")
+        try:
+            self._size = stream.tell()
+            stream.write(f"[kimi-k3: {self._path.name} could not be written; lines are missing here]\n")
+            stream.flush()
+        except OSError:
+            self._close_quietly(stream)
+            raise
+        self._stream, self._retry_at = stream, None
+        self._report(f"{self._path}: writing works again")
+
     def _attempt(self, action: Callable[[], None]) -> None:
         try:
             action()
         except OSError as error:
             stream, self._stream = self._stream, None
-            self._report(
-                f"{self._path}: cannot be written: {error.strerror or error}; "
-                "the log goes on to standard output only"
-            )
+            if self._retry_at is None:
+                self._report(
+                    f"{self._path}: cannot be written: {error.strerror or error}; "
+                    "the log goes on to standard output only"
+                )
+            self._retry_at = time.monotonic() + RETRY_SECONDS
             if stream is not None and not stream.closed:
                 self._close_quietly(stream)
 

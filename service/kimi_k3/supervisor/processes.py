@@ -13,6 +13,7 @@ import contextlib
 import os
 import signal
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -23,6 +24,9 @@ PROC = Path("/proc")
 POLL_SECONDS = 0.05
 KILL_SECONDS = 10.0
 """A killed process that is still there after this long waits in the kernel; nothing ends it."""
+
+TRACKER_SECONDS = 3.0
+"""What the resource tracker gets for its clean-up once its clients are gone."""
 
 CLOCK_SECONDS = 3.0
 """How much two moments may differ that are the same: ``btime`` has whole seconds, a heartbeat is old
@@ -83,14 +87,37 @@ def end_processes(mark: Mark, *, grace: float) -> tuple[tuple[int, ...], tuple[i
     deadline = time.monotonic() + grace
     while processes_of(mark) and time.monotonic() < deadline:
         time.sleep(POLL_SECONDS)
-    deadline = time.monotonic() + KILL_SECONDS
+    _kill_all(mark, found, spare=_is_resource_tracker, seconds=KILL_SECONDS)
+    # With its last client gone, Python's resource tracker removes their shared memory and ends.
+    deadline = time.monotonic() + TRACKER_SECONDS
+    while processes_of(mark) and time.monotonic() < deadline:
+        time.sleep(POLL_SECONDS)
+    left = _kill_all(mark, found, spare=lambda _: False, seconds=KILL_SECONDS)
+    return tuple(sorted(found)), left
+
+
+def _kill_all(
+    mark: Mark, found: set[int], *, spare: Callable[[int], bool], seconds: float
+) -> tuple[int, ...]:
+    """SIGKILL until only spared processes are left, or ``seconds`` are over; returns who is left."""
+    deadline = time.monotonic() + seconds
     # Again and again: a process may have forked between the look and the kill.
-    while (left := processes_of(mark)) and time.monotonic() < deadline:
+    while left := tuple(pid for pid in processes_of(mark) if not spare(pid)):
+        if time.monotonic() >= deadline:
+            break
         found.update(left)
         for pid in left:
             _send(pid, signal.SIGKILL)
         time.sleep(POLL_SECONDS)
-    return tuple(sorted(found)), left
+    return left
+
+
+def _is_resource_tracker(pid: int) -> bool:
+    """Whether this is the process with which Python's multiprocessing cleans up after its clients."""
+    try:
+        return b"multiprocessing.resource_tracker" in (PROC / str(pid) / "cmdline").read_bytes()
+    except OSError:
+        return False
 
 
 def _send(pid: int, number: signal.Signals) -> None:

@@ -46,7 +46,10 @@ class Recorder:
     def enter(self, phase: Phase) -> None:
         """Go on to a later phase; entering the present one or an earlier one changes nothing."""
         if phase.position > self.phase.position:
-            self._report(f"{phase}: {phase.description}")
+            what = phase.description
+            if phase is Phase.READY:
+                what += f" {self.record.served_model_name} at {self.record.engine_url}/v1"
+            self._report(f"{phase}: {what}")
             self._change(phases=(*self.record.phases, PhaseChange(phase=phase, at=now())))
 
     def note_engine(self, pid: int) -> None:

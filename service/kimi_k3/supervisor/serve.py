@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import shlex
@@ -11,6 +12,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import TextIO
 
 from kimi_k3.checkpoint import Checkpoint, require_servable
 from kimi_k3.journal.models import CheckpointSummary, SupervisorRecord
@@ -18,6 +20,8 @@ from kimi_k3.journal.writer import now
 from kimi_k3.plan.fit import check_fit
 from kimi_k3.plan.launch import (
     ENGINE_MODULE,
+    KEY_GUARD,
+    VLLM_API_KEY,
     Deployment,
     Launch,
     build_launch,
@@ -75,6 +79,7 @@ def serve(
         socket_dir=socket_dir(start_id, Path(tempfile.gettempdir())),
         start_id=start_id,
         consent_in_environment=EngineEnvironment.read().accept_lossy,
+        guarded=api_key is not None,
     )
     cores = os.sched_getaffinity(0)
     if profile.device is Device.CPU:
@@ -86,7 +91,7 @@ def serve(
         print(as_script(launch))
         return 0
     check_state_dir(deployment.state_dir)
-    report = partial(_report, secret=api_key)
+    report = _Outlet(sys.stderr, prefix="kimi-k3: ", secret=api_key)
     with hold_lock(deployment.state_dir):
         clear_leftovers(deployment.state_dir, report=report)
         for line in overridden(launch, os.environ):
@@ -101,7 +106,7 @@ def serve(
             drain_timeout=deployment.drain_timeout,
             checks=_checks(deployment, os.environ),
         )
-        return supervise(start, report=report, forward=_Forward())
+        return supervise(start, report=report, forward=_Outlet(sys.stdout))
 
 
 def as_script(launch: Launch) -> str:
@@ -110,6 +115,8 @@ def as_script(launch: Launch) -> str:
     for name, value in launch.environment.items():
         reason = launch.reasons.get(name)
         lines.append(f"export {name}={shlex.quote(value)}" + (f"  # {reason}" if reason else ""))
+    if KEY_GUARD in launch.argv:
+        lines.append(f': "${{{VLLM_API_KEY}:?set it to the API key, which is never printed}}"')
     lines += [f"# {word}: {launch.reasons[word]}" for word in launch.argv if word in launch.reasons]
     return "\n".join([*lines, f"exec {shlex.join(launch.argv)}"])
 
@@ -162,21 +169,31 @@ def _checks(deployment: Deployment, environment: Mapping[str, str]) -> tuple[Cal
     )
 
 
-def _report(line: str, *, secret: str | None) -> None:
-    print(f"kimi-k3: {redact(line, secret)}", file=sys.stderr, flush=True)
+class _Outlet:
+    """Prints lines to a stream until nobody reads them any more.
 
+    A reader that has gone, a closed terminal and a full disk must not end a deployment: serving goes
+    on, and engine.log still has every line of the engine.
+    """
 
-class _Forward:
-    """Prints the engine's lines until nobody reads them any more."""
-
-    def __init__(self) -> None:
-        self._reader_is_there = True
+    def __init__(self, stream: TextIO | None, *, prefix: str = "", secret: str | None = None) -> None:
+        self._stream = stream
+        self._prefix = prefix
+        self._secret = secret
 
     def __call__(self, line: str) -> None:
-        if not self._reader_is_there:
+        if self._stream is None:
             return
         try:
-            print(line, flush=True)
+            print(self._prefix + redact(line, self._secret), file=self._stream, flush=True)
         except (OSError, ValueError):
-            # Whoever read our output has gone. Serving goes on, engine.log still has every line.
-            self._reader_is_there = False
+            self._discard(self._stream)
+            self._stream = None
+
+    @staticmethod
+    def _discard(stream: TextIO) -> None:
+        """Let what is still buffered vanish: Python's flush at exit would turn a clean end into an error."""
+        with contextlib.suppress(OSError, ValueError):
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, stream.fileno())
+            os.close(nowhere)

@@ -2,13 +2,15 @@
 """The environment variables by which the supervisor, the engine plugin and the sidecar agree.
 
 Each name is written here once; the engine's processes inherit them from the supervisor. An operator
-may set ``KIMI_K3_STATE_DIR``, ``KIMI_K3_ACCEPT_LOSSY`` and ``KIMI_K3_API_KEY``; the others are set
-by the supervisor for its child.
+may set those in ``OF_OPERATORS``; the others are set by the supervisor for its child.
 """
 
 from __future__ import annotations
 
+import difflib
 import os
+import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -16,6 +18,7 @@ from pydantic import BeforeValidator, Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from kimi_k3.errors import ExitCode, OperatorError
+from kimi_k3.words.given import given_path
 from kimi_k3.words.weights import ScaleRule, Weights
 
 PREFIX = "KIMI_K3_"
@@ -25,6 +28,24 @@ WEIGHTS = PREFIX + "WEIGHTS"
 SCALE_RULE = PREFIX + "SCALE_RULE"
 ACCEPT_LOSSY = PREFIX + "ACCEPT_LOSSY"
 API_KEY = PREFIX + "API_KEY"
+SIDECAR_PREFIX = PREFIX + "SIDECAR_"
+"""What follows is the sidecar's, which refuses the unknown ones itself."""
+
+OF_OPERATORS = (ACCEPT_LOSSY, API_KEY, STATE_DIR)
+"""What an operator may set for ``kimi-k3 serve``."""
+
+OF_THE_SUPERVISOR = {
+    WEIGHTS: "use --weights",
+    SCALE_RULE: "use --scale-rule",
+    START_ID: "unset it: every start gets a new one",
+}
+"""What the supervisor sets for the engine's processes, and what an operator does instead."""
+
+# What Kubernetes puts into every pod of a namespace with a Service called "kimi-k3" or "kimi-k3-...".
+_SERVICE_LINK = re.compile(
+    PREFIX + r"(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)"
+)
+_SERVICE_LINK_URL = re.compile(r"(tcp|udp|sctp)://")
 
 
 def _flag(value: object) -> object:
@@ -69,20 +90,59 @@ class EngineEnvironment(BaseSettings):
             ) from None
 
 
+def check_operators_environment(environment: Mapping[str, str]) -> None:
+    """Nothing that an operator set for ``kimi-k3 serve`` is left without effect, silently.
+
+    An empty variable is as if it were not set. Variables of the sidecar and those that Kubernetes makes
+    of a Service are none of our business. The engine's processes do get the supervisor's variables: this
+    is for the command only.
+
+    Raises:
+        OperatorError: a variable with our prefix is not known, or is the supervisor's to set.
+    """
+    for name, value in sorted(environment.items()):
+        spelled = name.upper()
+        if not value or not spelled.startswith(PREFIX) or spelled.startswith(SIDECAR_PREFIX):
+            continue
+        if name in OF_OPERATORS or _is_service_link(name, value):
+            continue
+        if name in OF_THE_SUPERVISOR:
+            what, remedy = "is set by `kimi-k3 serve` itself", OF_THE_SUPERVISOR[name]
+        else:
+            what, remedy = "is not known", _nearest(spelled)
+        raise OperatorError(f"environment variable {name} {what}", remedy=remedy, exit_code=ExitCode.USAGE)
+
+
+def _is_service_link(name: str, value: str) -> bool:
+    if _SERVICE_LINK.fullmatch(name):
+        return True
+    return name.endswith("PORT") and _SERVICE_LINK_URL.match(value) is not None
+
+
+def _nearest(name: str) -> str:
+    """A hint by what follows the prefix, which alone would make any two names alike."""
+    known = [each.removeprefix(PREFIX) for each in (*OF_OPERATORS, *OF_THE_SUPERVISOR)]
+    close = [PREFIX + each for each in difflib.get_close_matches(name.removeprefix(PREFIX), known, n=1)]
+    if not close:
+        return f"use one of {', '.join(OF_OPERATORS)}, or a flag (see 'kimi-k3 serve --help')"
+    return OF_THE_SUPERVISOR.get(close[0], f"did you mean {close[0]!r}?")
+
+
 def default_state_dir() -> Path:
     """``$KIMI_K3_STATE_DIR``, else ``$XDG_STATE_HOME/kimi-k3``, else ``~/.local/state/kimi-k3``.
 
     Raises:
-        OperatorError: none of them is known, e.g. a container's user without a home.
+        OperatorError: none of them is known, e.g. a container's user without a home; or the one that
+            is known cannot be a path of ours.
     """
     named = os.environ.get(STATE_DIR)
     if named:
-        return Path(named)
+        return given_path(f"environment variable {STATE_DIR}", named, absolute=True)
     home = os.environ.get("XDG_STATE_HOME")
     if home:
-        return Path(home) / "kimi-k3"
+        return given_path("environment variable XDG_STATE_HOME", home, absolute=True) / "kimi-k3"
     try:
-        return Path.home() / ".local" / "state" / "kimi-k3"
+        return given_path("home directory", str(Path.home())) / ".local" / "state" / "kimi-k3"
     except RuntimeError:
         raise OperatorError(
             f"user {os.getuid()} has no home directory to keep the state directory in",

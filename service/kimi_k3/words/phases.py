@@ -44,7 +44,7 @@ _DESCRIPTIONS = {
     Phase.PREFLIGHT: "checking the checkpoint, the machine and the plan",
     Phase.DOWNLOADING: "fetching the checkpoint",
     Phase.LOADING: "starting vLLM's processes and reading the checkpoint's shards",
-    Phase.CONVERTING: "turning expert weights into what the kernels read, layer by layer",
+    Phase.CONVERTING: "putting the experts' weights into place, layer by layer (int4: converting them)",
     Phase.COMPILING: "profiling memory and compiling",
     Phase.CAPTURING: "capturing graphs",
     Phase.WARMING: "waiting for the engine's health and the first completion",

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The demo's parts that need no engine."""
+
+from __future__ import annotations
+
+import socket
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+
+from kimi_k3 import demo
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((demo.HOST, 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def test_one_port_is_not_announced_twice() -> None:
+    """``--port`` and ``--sidecar-port`` may be the same by mistake, when nobody listens there yet."""
+    port = free_port()
+    assert demo._free(port) == port
+    assert demo._free(port, taken=port) != port
+    other = free_port()
+    assert demo._free(other, taken=port) == other
+
+
+class _Answer(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b"{}")
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Nothing: pytest shows what a test prints."""
+
+
+def test_a_proxy_is_not_asked_for_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind a company's proxy the demo would wait for ever for its own sidecar."""
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.setenv(name, f"http://{demo.HOST}:{free_port()}")
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    with HTTPServer((demo.HOST, 0), _Answer) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            assert demo._get(f"http://{demo.HOST}:{server.server_port}/readyz") == {}
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def test_what_is_set_for_a_real_deployment_is_not_for_the_toy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the operator's API key the demo's own question would be refused."""
+    monkeypatch.setenv("KIMI_K3_API_KEY", "secret")
+    program = tmp_path / "python"
+    program.write_text("#!/bin/sh\nenv\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+    with (tmp_path / "log").open("wb") as log, demo._child("serve", log=log) as child:
+        child.wait(10)
+    printed = (tmp_path / "log").read_text()
+    assert "PATH=" in printed
+    assert "KIMI_K3_" not in printed
