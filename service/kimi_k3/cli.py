@@ -18,6 +18,7 @@ import typer
 
 from kimi_k3 import __version__
 from kimi_k3.errors import ExitCode, OperatorError, nearest
+from kimi_k3.words.addresses import ENGINE_PORT, HOST, SIDECAR_PORT
 from kimi_k3.words.given import given_path, require_text
 
 # Without markup typer does not load rich, and a usage error is text that can be put on one line.
@@ -54,8 +55,8 @@ def serve(
         bool, typer.Option("--accept-lossy", help="Consent to int4. Also: KIMI_K3_ACCEPT_LOSSY=1.")
     ] = False,
     scale_rule: Annotated[str | None, typer.Option(help="Scales of int4 by mse or amax.")] = None,
-    host: Annotated[str, typer.Option(help="Address the engine listens on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port the engine listens on.")] = 8000,
+    host: Annotated[str, typer.Option(help="Address the engine listens on.")] = HOST,
+    port: Annotated[int, typer.Option(help="Port the engine listens on.")] = ENGINE_PORT,
     served_model_name: Annotated[str, typer.Option(help="Model name in the API.")] = "kimi-k3",
     tensor_parallel_size: Annotated[
         int | None, typer.Option(help="Ranks, up to 1024. Default: the profile's.")
@@ -162,10 +163,12 @@ def show(
 @app.command()
 def demo(
     weights: Annotated[str, typer.Option(help="Routed experts as int4 (lossy) or mxfp4.")] = "int4",
-    port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the API, if it is free.")] = 8000,
+    port: Annotated[
+        int, typer.Option(min=1, max=65535, help="Port of the API, if it is free.")
+    ] = ENGINE_PORT,
     sidecar_port: Annotated[
-        int, typer.Option(min=1, max=65535, help="Port of the sidecar, if it is free.")
-    ] = 8001,
+        int, typer.Option(min=1, max=65535, help="Port of the sidecar, if free.")
+    ] = SIDECAR_PORT,
     once: Annotated[bool, typer.Option("--once", help="End after the first answer.")] = False,
 ) -> None:
     """Make a tiny checkpoint, serve it on this machine, ask it one question."""

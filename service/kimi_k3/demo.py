@@ -27,11 +27,11 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 
 from kimi_k3.checkpoint import make_tiny_checkpoint
 from kimi_k3.errors import ExitCode, OperatorError
+from kimi_k3.words.addresses import HOST
 from kimi_k3.words.environment import PREFIX
 from kimi_k3.words.phases import STARTING, Phase
 from kimi_k3.words.weights import Weights
 
-HOST = "127.0.0.1"
 QUESTION = "What is a mixture of experts?"
 ANSWER_TOKENS = 48
 POLL_SECONDS = 0.3
@@ -150,11 +150,14 @@ def _ask(console: Console, engine: str, weights: Weights) -> None:
 
 def _stay(console: Console, status: str, supervisor: subprocess.Popen[bytes], log: Path) -> None:
     """Serve until interrupted, which is the good end."""
-    with contextlib.suppress(KeyboardInterrupt):
+    try:
         console.print("Serving until Ctrl-C. Try:", style="bold")
-        for path in ("status", "conversion", "warnings", "metrics"):
+        for path in ("readyz", "status", "conversion", "memory", "warnings", "metrics"):
             console.print(f"  curl {status}/{path}")
         supervisor.wait()
+    except KeyboardInterrupt:
+        console.print("Ending: vLLM finishes its requests first (Ctrl-C again ends it at once) ...")
+    else:
         raise _failure(supervisor, log)
 
 

@@ -12,11 +12,12 @@ from pathlib import Path
 import pytest
 
 from kimi_k3 import demo
+from kimi_k3.words.addresses import HOST
 
 
 def free_port() -> int:
     with socket.socket() as probe:
-        probe.bind((demo.HOST, 0))
+        probe.bind((HOST, 0))
         port: int = probe.getsockname()[1]
         return port
 
@@ -43,14 +44,14 @@ class _Answer(BaseHTTPRequestHandler):
 def test_a_proxy_is_not_asked_for_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Behind a company's proxy the demo would wait for ever for its own sidecar."""
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
-        monkeypatch.setenv(name, f"http://{demo.HOST}:{free_port()}")
+        monkeypatch.setenv(name, f"http://{HOST}:{free_port()}")
     for name in ("no_proxy", "NO_PROXY"):
         monkeypatch.delenv(name, raising=False)
-    with HTTPServer((demo.HOST, 0), _Answer) as server:
+    with HTTPServer((HOST, 0), _Answer) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         try:
-            assert demo._get(f"http://{demo.HOST}:{server.server_port}/readyz") == {}
+            assert demo._get(f"http://{HOST}:{server.server_port}/readyz") == {}
         finally:
             server.shutdown()
             thread.join()

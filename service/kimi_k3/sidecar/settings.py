@@ -11,9 +11,10 @@ from pydantic import Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from kimi_k3.errors import ExitCode, OperatorError, nearest
-from kimi_k3.words.environment import default_state_dir
+from kimi_k3.words.addresses import HOST, SIDECAR_PORT
+from kimi_k3.words.environment import SIDECAR_PREFIX, default_state_dir
 
-PREFIX = "KIMI_K3_SIDECAR_"
+PREFIX = SIDECAR_PREFIX
 
 # What Kubernetes puts into every pod of a namespace that has a Service called "kimi-k3-sidecar".
 _SERVICE_LINK = re.compile(r"(SERVICE_HOST|SERVICE_PORT\w*|PORT_\d+_(TCP|UDP|SCTP)\w*)")
@@ -25,8 +26,10 @@ class Settings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix=PREFIX, extra="forbid", frozen=True, env_ignore_empty=True)
 
-    host: str = Field(default="127.0.0.1", description="Address to listen on.")
-    port: int = Field(default=8001, ge=0, le=65535, description="Port to listen on; 0 takes a free one.")
+    host: str = Field(default=HOST, description="Address to listen on.")
+    port: int = Field(
+        default=SIDECAR_PORT, ge=0, le=65535, description="Port to listen on; 0 takes a free one."
+    )
     state_dir: Path = Field(
         default_factory=default_state_dir,
         description="Directory that the supervisor and the engine's workers write; by default the one "
