@@ -12,7 +12,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from kimi_k3.errors import ExitCode, OperatorError, nearest
 from kimi_k3.words.addresses import HOST, SIDECAR_PORT
-from kimi_k3.words.environment import SIDECAR_PREFIX, default_state_dir
+from kimi_k3.words.environment import SIDECAR_PREFIX, default_state_dir, misunderstood
 
 PREFIX = SIDECAR_PREFIX
 
@@ -70,13 +70,7 @@ class Settings(BaseSettings):
         try:
             return cls()
         except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            name = PREFIX + str(first["loc"][0]).upper()
-            raise OperatorError(
-                f"environment variable {name}={first['input']!r}: {first['msg']}",
-                remedy="correct or unset it",
-                exit_code=ExitCode.USAGE,
-            ) from None
+            raise misunderstood(PREFIX, error) from None
 
 
 def _refuse_service_link(name: str, value: str) -> None:

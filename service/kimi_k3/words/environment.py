@@ -81,13 +81,18 @@ class EngineEnvironment(BaseSettings):
         try:
             return cls()
         except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            name = PREFIX + str(first["loc"][0]).upper()
-            raise OperatorError(
-                f"environment variable {name}={os.environ.get(name, '')!r}: {first['msg']}",
-                remedy="correct or unset it",
-                exit_code=ExitCode.USAGE,
-            ) from None
+            raise misunderstood(PREFIX, error) from None
+
+
+def misunderstood(prefix: str, error: ValidationError) -> OperatorError:
+    """The error for the first variable below ``prefix`` whose value pydantic refused."""
+    first = error.errors(include_url=False)[0]
+    name = prefix + str(first["loc"][0]).upper()
+    return OperatorError(
+        f"environment variable {name}={os.environ.get(name, '')!r}: {first['msg']}",
+        remedy="correct or unset it",
+        exit_code=ExitCode.USAGE,
+    )
 
 
 def check_operators_environment(environment: Mapping[str, str]) -> None:
