@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 
 COMMAND = str(Path(sys.executable).with_name("kimi-k3"))
 START_SECONDS = 400
@@ -94,15 +95,38 @@ def environment(**more: str) -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith("KIMI_K3_")} | more
 
 
-def processes_of(state_dir: Path) -> list[int]:
-    """Processes that were started for a state directory, by their environment."""
-    mark = f"KIMI_K3_STATE_DIR={state_dir}\0".encode()
-    found = []
-    for process in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            if mark in (process / "environ").read_bytes() + b"\0":
-                found.append(int(process.name))
-    return found
+class Family:
+    """The processes below one, as they were at any look.
+
+    Not by their environment: vLLM names its processes, which overwrites what /proc shows of that.
+    """
+
+    def __init__(self, pid: int) -> None:
+        self._root = psutil.Process(pid)
+        self._seen: set[psutil.Process] = set()
+
+    def look(self) -> int:
+        """Look once more; returns how many have been seen so far."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            self._seen.update(self._root.children(recursive=True))
+        return len(self._seen)
+
+    def left(self) -> list[int]:
+        """Pids of those that still run."""
+        return [process.pid for process in self._seen if _runs(process)]
+
+    def kill(self) -> None:
+        """End those that still run."""
+        for process in self._seen:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+
+
+def _runs(process: psutil.Process) -> bool:
+    try:
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
 
 
 @contextlib.contextmanager
@@ -144,19 +168,20 @@ def started(
         log=log,
         api_key=api_key,
     )
+    family = Family(supervisor.pid)
     try:
         _wait_until_ready(deployment)
+        assert family.look() >= 2 + mode.ranks, "API server, EngineCore and the workers"
         yield deployment
         supervisor.send_signal(signal.SIGTERM)
         assert supervisor.wait(60) == 0, log.read_text()[-4000:]
-        assert processes_of(state_dir) == []
+        assert family.left() == []
     finally:
+        family.look()
         for process in (supervisor, sidecar):
             process.kill()
             process.wait()
-        for pid in processes_of(state_dir):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        family.kill()
 
 
 def _wait_until_ready(deployment: Deployment) -> None:

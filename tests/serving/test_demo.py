@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.serving.deployment import COMMAND, environment, processes_of
+from tests.serving.deployment import COMMAND, Family, environment
 
 pytestmark = pytest.mark.engine
 
@@ -27,18 +27,21 @@ def test_demo_answers_a_question_and_leaves_nothing_behind(tmp_path: Path) -> No
     )
     assert demo.stdout is not None
     shown: list[str] = []
+    family = Family(demo.pid)
     try:
         for line in demo.stdout:
             shown.append(line.rstrip())
             if line.startswith("  curl ") and line.rstrip().endswith("/metrics"):
                 break
         assert len(shown) > 10, shown
-        (directory,) = tmp_path.glob("kimi-k3-demo-*")
-        assert processes_of(directory / "state")
+        assert family.look() >= 5, "supervisor, sidecar, API server, EngineCore, worker"
         demo.send_signal(signal.SIGINT)
         assert demo.wait(90) == 0, shown
+        assert family.left() == []
     finally:
+        family.look()
         demo.kill()
+        family.kill()
         demo.wait()
         demo.stdout.close()
     text = "\n".join(shown)
@@ -49,7 +52,6 @@ def test_demo_answers_a_question_and_leaves_nothing_behind(tmp_path: Path) -> No
         assert f"\n{phase}: " in text
     assert re.search(r"^Question: What is a mixture of experts\?$", text, re.M)
     assert re.search(r"^Answer: +\S{2,}", text, re.M)
-    assert processes_of(directory / "state") == []
     # torch keeps a cache there, for the next process; nothing else may stay, not even vLLM's sockets.
     assert [path.name for path in tmp_path.iterdir() if not path.name.startswith("torchinductor_")] == []
 

@@ -4,12 +4,12 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
@@ -20,21 +20,46 @@ from kimi_k3.journal.models import SUPERVISOR_FILE
 from tests.serving.deployment import (
     COMMAND,
     START_SECONDS,
+    Family,
     Mode,
     environment,
     free_port,
-    processes_of,
     started,
 )
 
 pytestmark = pytest.mark.engine
 
 
+@dataclass(frozen=True)
+class Run:
+    """`kimi-k3 serve` without a sidecar."""
+
+    supervisor: subprocess.Popen[bytes]
+    url: str
+    log: Path
+    family: Family
+
+    def wait_for(self, text: str) -> None:
+        """Until the output holds ``text``."""
+        self._wait(lambda: text in self.log.read_text(), alive=True)
+
+    def wait(self) -> int:
+        """Until it ends; returns the exit code."""
+        self._wait(lambda: self.supervisor.poll() is not None, alive=False)
+        return self.supervisor.wait()
+
+    def _wait(self, done: Callable[[], bool], *, alive: bool) -> None:
+        deadline = time.monotonic() + START_SECONDS
+        while not done():
+            self.family.look()
+            assert not alive or self.supervisor.poll() is None, self.log.read_text()[-4000:]
+            assert time.monotonic() < deadline, self.log.read_text()[-4000:]
+            time.sleep(0.2)
+
+
 @contextlib.contextmanager
-def _serving(
-    checkpoint: Path, state_dir: Path, log: Path, *more: str
-) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
-    """`kimi-k3 serve` without a sidecar, killed with everything of it at the end."""
+def _serving(checkpoint: Path, state_dir: Path, log: Path, *more: str) -> Iterator[Run]:
+    """Start it; it and everything of it is killed at the end."""
     port = free_port()
     with log.open("wb") as output:
         supervisor = subprocess.Popen(
@@ -43,22 +68,14 @@ def _serving(
             stderr=subprocess.STDOUT,
             env=environment(),
         )
+    run = Run(supervisor, f"http://127.0.0.1:{port}", log, Family(supervisor.pid))
     try:
-        yield supervisor, f"http://127.0.0.1:{port}"
+        yield run
     finally:
+        run.family.look()
         supervisor.kill()
         supervisor.wait()
-        for pid in processes_of(state_dir):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-
-
-def _wait_for(log: Path, text: str, supervisor: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + START_SECONDS
-    while text not in log.read_text():
-        assert supervisor.poll() is None, log.read_text()[-4000:]
-        assert time.monotonic() < deadline, log.read_text()[-4000:]
-        time.sleep(0.2)
+        run.family.kill()
 
 
 def test_a_state_directory_that_breaks_is_reported_once_and_serving_goes_on(
@@ -66,20 +83,21 @@ def test_a_state_directory_that_breaks_is_reported_once_and_serving_goes_on(
 ) -> None:
     """After an hour of loading, a full disk under the journal must not be what ends the start."""
     state_dir, log = tmp_path / "state", tmp_path / "serve.log"
-    with _serving(tiny, state_dir, log, "--weights", "int4", "--accept-lossy") as (supervisor, url):
-        _wait_for(log, "loading: ", supervisor)
+    with _serving(tiny, state_dir, log, "--weights", "int4", "--accept-lossy") as run:
+        run.wait_for("loading: ")
         # Tests run as root, whom no permission stops: a file in its place refuses every write.
         state_dir.rename(tmp_path / "gone")
         state_dir.touch()
-        _wait_for(log, "kimi-k3: ready: serving", supervisor)
+        run.wait_for("kimi-k3: ready: serving")
         body = {"model": "kimi-k3", "prompt": "Hello", "max_tokens": 8}
-        assert httpx.post(f"{url}/v1/completions", json=body, timeout=60).status_code == httpx.codes.OK
+        assert httpx.post(f"{run.url}/v1/completions", json=body, timeout=60).status_code == httpx.codes.OK
         lines = log.read_text().splitlines()
         for file in (SUPERVISOR_FILE, "rank-0000.json"):
             assert sum(f"cannot write {file}" in line for line in lines) == 1, file
-        supervisor.terminate()
-        assert supervisor.wait(60) == 0
-    assert processes_of(state_dir) == []
+        run.supervisor.terminate()
+        assert run.wait() == 0
+        assert run.family.look() >= 3
+        assert run.family.left() == []
 
 
 def test_a_damaged_scale_stops_the_conversion_and_names_itself(tiny: Path, tmp_path: Path) -> None:
@@ -88,13 +106,14 @@ def test_a_damaged_scale_stops_the_conversion_and_names_itself(tiny: Path, tmp_p
     shutil.copytree(tiny, checkpoint)
     name = "language_model.model.layers.2.block_sparse_moe.experts.3.w2.weight_scale"
     _overwrite_first_byte(checkpoint, name, 255)
-    with _serving(checkpoint, state_dir, log, "--weights", "int4", "--accept-lossy") as (supervisor, _):
-        assert supervisor.wait(START_SECONDS) == 7
+    with _serving(checkpoint, state_dir, log, "--weights", "int4", "--accept-lossy") as run:
+        assert run.wait() == 7
+        assert run.family.look() >= 3
+        assert run.family.left() == []
     last = log.read_text().splitlines()[-1]
     assert last.startswith("kimi-k3: error: vLLM failed in phase ")
     assert "layer 2, w2, rank 0: expert 3, row 0, group 0: the E8M0 scale is NaN (0xFF)" in last
     assert "--weights mxfp4" in last
-    assert processes_of(state_dir) == []
 
 
 def _overwrite_first_byte(checkpoint: Path, name: str, value: int) -> None:
@@ -114,8 +133,9 @@ def _overwrite_first_byte(checkpoint: Path, name: str, value: int) -> None:
 def test_one_start_at_a_time_and_a_killed_one_makes_room(tiny: Path, tmp_path: Path) -> None:
     """Two engines on one journal would contradict each other; a killed supervisor must not block for ever."""
     state_dir, log = tmp_path / "state", tmp_path / "first.log"
-    with _serving(tiny, state_dir, log) as (first, _):
-        _wait_for(log, "converting: ", first)
+    with _serving(tiny, state_dir, log) as run:
+        first = run.supervisor
+        run.wait_for("converting: ")
         second = subprocess.run(
             [COMMAND, "serve", tiny, "--port", str(free_port()), "--state-dir", state_dir],
             capture_output=True,
@@ -131,3 +151,5 @@ def test_one_start_at_a_time_and_a_killed_one_makes_room(tiny: Path, tmp_path: P
         first.wait()
         with started(tiny, tmp_path, Mode()) as deployment:
             assert len(deployment.complete([1, 2, 3], 4)) == 4
+            assert run.family.look() >= 3
+            assert run.family.left() == []
