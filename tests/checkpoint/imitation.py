@@ -24,8 +24,10 @@ if TYPE_CHECKING:
 
 PUBLISHED_CONFIG = Path(__file__).parent / "data" / "k3-config.json"
 PUBLISHED_SHARDS = 96
-#: Text that must not reach a terminal as it is: an escape sequence, a forged line, half a surrogate pair.
-FOREIGN = ("\x1b[2J", "a\nerror: b", "a\r\x85\u2028\u202eb", "\ud800", "\udc80x")
+#: Text that must not reach a terminal as it is: an escape sequence, a forged line.
+FOREIGN_NAMES = ("\x1b[2J", "a\nerror: b", "a\r\x85\u2028\u202eb")
+#: And half a surrogate pair, which the readers of index and headers refuse.
+FOREIGN = (*FOREIGN_NAMES, "\ud800", "\udc80x")
 #: How to make what is not a regular file, by the name messages give it.
 SPECIAL_FILES: dict[str, Callable[[Path], object]] = {
     "FIFO": os.mkfifo,

@@ -18,7 +18,7 @@ from kimi_k3.checkpoint.tiny import shard_name
 from kimi_k3.errors import ExitCode, OperatorError
 
 from .imitation import (
-    FOREIGN,
+    FOREIGN_NAMES,
     PUBLISHED_CONFIG,
     PUBLISHED_SHARDS,
     SPECIAL_FILES,
@@ -204,7 +204,7 @@ def test_shard_is_no_regular_file(small: Path, kind: str) -> None:
     assert (found.shards[1].state, found.shards[1].size) == (ShardState.DAMAGED, None)
 
 
-@pytest.mark.parametrize("text", FOREIGN)
+@pytest.mark.parametrize("text", FOREIGN_NAMES)
 def test_foreign_text(small: Path, text: str) -> None:
     """Names that index, headers and directory give must be printable wherever a message repeats them."""
     value = json.loads((small / INDEX_NAME).read_text())

@@ -60,7 +60,7 @@ def test_foreign_text(
     """Names from the index and of the directory must neither steer the terminal nor forge a line."""
     index = directory / INDEX_NAME
     value = json.loads(index.read_text())
-    value["weight_map"] |= {"a\x1b[2J\nproblem: none": "s\x1b[2J\nshards: 4 ok", "\ud800": "s"}
+    value["weight_map"] |= {"a\x1b[2J\nproblem: none": "s\x1b[2J\nshards: 4 ok"}
     index.write_text(json.dumps(value))
     checkpoint = inspect_checkpoint(directory.rename(directory.with_name(os.fsdecode(b"k3\n\x1b]\xff"))))
     monkeypatch.setattr(Console, "is_terminal", terminal)

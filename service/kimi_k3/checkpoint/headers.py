@@ -8,17 +8,20 @@ offsets of its data; then the data. Tensors cover the data without holes or over
 
 from __future__ import annotations
 
-import json
+import functools
 import math
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple
+
+import msgspec
 
 from kimi_k3.checkpoint.messages import bad_checkpoint, printable
 from kimi_k3.errors import ExitCode, OperatorError
 from kimi_k3.files import NotRegularFile, open_regular
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 #: Bits per element of every dtype of the format (safetensors' ``Dtype`` enumeration).
@@ -97,51 +100,45 @@ def truncated(where: str, size: int, needed: int) -> TruncatedShard:
     )
 
 
-def _size(dtype: object, shape: tuple[object, ...]) -> int | None:
-    """Bytes of a tensor; None if there is no such dtype or shape."""
-    bits = DTYPE_BITS.get(dtype) if isinstance(dtype, str) else None
-    # ``type`` and not ``isinstance``: true is no number here.
-    counts = [number for number in shape if type(number) is int and 0 <= number <= _COUNT_MAX]
-    if bits is None or len(counts) != len(shape):
-        return None
-    nbytes, rest = divmod(math.prod(counts) * bits, 8)
-    return None if rest or nbytes > _COUNT_MAX else nbytes
+class _Entry(msgspec.Struct, gc=False):
+    """One tensor as a header writes it."""
+
+    dtype: str
+    shape: tuple[Annotated[int, msgspec.Meta(ge=0)], ...]
+    data_offsets: tuple[Annotated[int, msgspec.Meta(ge=0)], int]
 
 
-def _entries(found: dict[str, Any], where: str) -> list[TensorEntry]:
-    """The checked entries of a header, in its own order.
+# The entries of a header are taken apart one by one, since one of them may be ``__metadata__``.
+_HEADER = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_ENTRY = msgspec.json.Decoder(_Entry)
+_METADATA = msgspec.json.Decoder(dict[str, str] | None)
 
-    Column by column: the published checkpoint has half a million entries but some fifty different shapes.
+
+@functools.lru_cache(maxsize=1024)
+def _size(dtype: str, shape: tuple[int, ...]) -> int | None:
+    """Bytes of a tensor; None if there is no such dtype or shape.
+
+    Remembered: the published checkpoint has half a million tensors but some fifty different shapes.
     """
-    names, entries = list(found), list(found.values())
-    try:
-        shapes = [entry["shape"] for entry in entries]
-        places = [entry["data_offsets"] for entry in entries]
-        if not {*map(type, shapes), *map(type, places)} <= {list} or not {*map(len, places)} <= {2}:
-            raise TypeError("shape and data_offsets are lists, the latter of two numbers")
-        kinds = list(zip([entry["dtype"] for entry in entries], map(tuple, shapes), strict=True))
-        sizes = {kind: _size(*kind) for kind in set(kinds)}
-    except (KeyError, TypeError):
-        raise _damaged(where, "a tensor lacks a proper dtype, shape or pair of data_offsets") from None
-    for kind, size in sizes.items():
+    nbytes, rest = divmod(math.prod(shape) * DTYPE_BITS.get(dtype, 0), 8)
+    return None if dtype not in DTYPE_BITS or rest or max(nbytes, *shape, 0) > _COUNT_MAX else nbytes
+
+
+def _entries(found: dict[str, msgspec.Raw], where: str) -> Iterator[TensorEntry]:
+    """The checked entries of a header, in its own order."""
+    decode = _ENTRY.decode
+    for name, raw in found.items():
+        try:
+            entry = decode(raw)
+        except (msgspec.DecodeError, ValueError, RecursionError) as error:
+            raise _damaged(where, f"tensor {name!r:.200}: {error}") from None
+        start, end = entry.data_offsets
+        size = _size(entry.dtype, entry.shape)
         if size is None:
-            name = names[kinds.index(kind)]
-            raise _damaged(where, f"tensor {name!r:.200} cannot be of dtype {kind[0]!r:.50} and its shape")
-    starts, ends = ([place[side] for place in places] for side in (0, 1))
-    if not {*map(type, starts), *map(type, ends)} <= {int}:
-        raise _damaged(where, "a tensor has data_offsets that are not numbers")
-    nbytes = [sizes[kind] or 0 for kind in kinds]
-    for name, start, end, size in zip(names, starts, ends, nbytes, strict=True):
-        if end - start != size or not 0 <= start <= _COUNT_MAX:
+            raise _damaged(where, f"tensor {name!r:.200} of dtype {entry.dtype!r:.50} cannot have its shape")
+        if end - start != size or start > _COUNT_MAX:
             raise _damaged(where, f"tensor {name!r:.200} does not span the {size} bytes its shape needs")
-    return [
-        TensorEntry(name, dtype, shape, start, size)
-        for name, (dtype, shape), start, size in zip(names, kinds, starts, nbytes, strict=True)
-    ]
-
-
-def _no_number(text: str) -> object:
-    raise ValueError(f"{text:.40} is no number a header may hold")
+        yield TensorEntry(name, entry.dtype, entry.shape, start, size)
 
 
 def parse_header(raw: bytes, *, where: str) -> ShardHeader:
@@ -155,20 +152,13 @@ def parse_header(raw: bytes, *, where: str) -> ShardHeader:
         OperatorError: not JSON, a malformed entry or ``__metadata__``, or data with holes or overlaps.
     """
     try:
-        text = raw.decode("utf-8")
-        found = json.loads(text, parse_float=_no_number, parse_constant=_no_number)
-        if "\\u" in text:
-            # Half a surrogate pair, which the reference implementation refuses, fails to encode.
-            json.dumps(found, ensure_ascii=False).encode("utf-8")
-    except (ValueError, RecursionError) as error:
-        raise _damaged(where, f"its header is not JSON: {error}") from None
-    if not isinstance(found, dict):
-        raise _damaged(where, "its header is not a JSON object")
-    metadata = found.pop("__metadata__", None)
-    if metadata is not None and not (
-        isinstance(metadata, dict) and all(isinstance(value, str) for value in metadata.values())
-    ):
-        raise _damaged(where, "its __metadata__ is not an object of strings")
+        found = _HEADER.decode(raw)
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
+        raise _damaged(where, f"its header is not a JSON object: {error}") from None
+    try:
+        _METADATA.decode(found.pop("__metadata__", b"null"))
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
+        raise _damaged(where, f"its __metadata__ is not an object of strings: {error}") from None
     tensors = tuple(sorted(_entries(found, where), key=_PLACE))
     end = 0
     for tensor in tensors:

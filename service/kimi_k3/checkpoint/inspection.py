@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from kimi_k3.checkpoint.config import read_config
 from kimi_k3.checkpoint.headers import ShardHeader, TruncatedShard, read_header, truncated
-from kimi_k3.checkpoint.index import INDEX_NAME, Index, names_of, read_index
+from kimi_k3.checkpoint.index import INDEX_NAME, Index, read_index
 from kimi_k3.checkpoint.layout import (
     EXPERT_PARTS,
     EXPERT_PROJECTIONS,
@@ -329,7 +329,7 @@ def _inspect(path: Path, config: KimiK3Config) -> Checkpoint:
     index, names, problems = _weights(path)
     tally = _Tally(text, expert_shape(text))
     shards: list[Shard] = []
-    lacking: set[int] = set()
+    lacking: list[str] = []
     lacking_shards: list[str] = []
     for name in names:
         shard, header, problem = _look_at_shard(path, name)
@@ -339,8 +339,8 @@ def _inspect(path: Path, config: KimiK3Config) -> Checkpoint:
         if header is not None:
             tally.add(header.tensors)
             if index is not None:
-                absent = set(index.shards[name]).difference(map(hash, map(_NAME_OF, header.tensors)))
-                lacking |= absent
+                absent = set(index.shards[name]).difference(map(_NAME_OF, header.tensors))
+                lacking += sorted(absent)
                 lacking_shards += [name] if absent else []
     if missing := [shard.name for shard in shards if shard.state is ShardState.MISSING]:
         some = _some(missing, len(missing))
@@ -351,10 +351,9 @@ def _inspect(path: Path, config: KimiK3Config) -> Checkpoint:
         remedy = "let the download finish or resume it, or delete those files if nothing needs them"
         problems.append(_problem(ProblemKind.INCOMPLETE_FILE, what, remedy))
     if index is not None and lacking:
-        first = names_of(index.path, lacking, limit=1)
         what = (
             f"{index.path} names {len(lacking):,} tensors that their shards do not hold "
-            f"(in {_some(lacking_shards, len(lacking_shards))}; first {_some(first, len(first))})"
+            f"(in {_some(lacking_shards, len(lacking_shards))}; first {lacking[0]:.200})"
         )
         remedy = "index and shards are of different revisions: download both again"
         problems.append(_problem(ProblemKind.TENSOR_NOT_IN_SHARD, what, remedy))
