@@ -8,6 +8,7 @@ output is ``/dev/null``, a full one is an error, and standard error never change
 
 from __future__ import annotations
 
+import importlib.util
 import io
 import os
 import sys
@@ -45,6 +46,16 @@ StateDir = Annotated[
     ),
 ]
 
+NegativeScale = Annotated[
+    bool,
+    typer.Option(
+        "--negative-scale/--no-negative-scale", help="Whether rule mse may choose negative scales, too."
+    ),
+]
+AllowNonfinite = Annotated[
+    bool, typer.Option("--allow-nonfinite", help="Count groups with NaN or infinite values, do not stop.")
+]
+
 
 @app.command()
 def serve(
@@ -55,6 +66,8 @@ def serve(
         bool, typer.Option("--accept-lossy", help="Consent to int4. Also: KIMI_K3_ACCEPT_LOSSY=1.")
     ] = False,
     scale_rule: Annotated[str | None, typer.Option(help="Scales of int4 by mse or amax.")] = None,
+    negative_scale: NegativeScale = True,
+    allow_nonfinite: AllowNonfinite = False,
     host: Annotated[str, typer.Option(help="Address the engine listens on.")] = HOST,
     port: Annotated[int, typer.Option(help="Port the engine listens on.")] = ENGINE_PORT,
     served_model_name: Annotated[str, typer.Option(help="Model name in the API.")] = "kimi-k3",
@@ -91,6 +104,8 @@ def serve(
         served_model_name=served_model_name,
         weights=weights,
         scale_rule=scale_rule,
+        negative_scale=negative_scale,
+        allow_nonfinite=allow_nonfinite,
         accept_lossy=accept_lossy,
         tensor_parallel_size=tensor_parallel_size,
         expert_parallel=expert_parallel,
@@ -161,6 +176,75 @@ def show(
 
 
 @app.command()
+def convert_report(
+    checkpoint: Annotated[str, typer.Argument(help="Directory with config.json and the shards.")],
+    layers: Annotated[
+        str | None, typer.Option(help="Numbers from 0, e.g. 0-3,7. Default: all with experts.")
+    ] = None,
+    rule: Annotated[str, typer.Option(help="Scales of int4 by mse or amax.")] = "mse",
+    negative_scale: NegativeScale = True,
+    allow_nonfinite: AllowNonfinite = False,
+    json_file: Annotated[
+        str | None, typer.Option("--json", metavar="<path>", help="Write the report there, too.")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume/--no-resume", help="Continue an unfinished one.")] = True,
+) -> int:
+    """Show what int4 would cost a checkpoint, layer by layer; reads every expert, starts no engine."""
+    _require_numbers("convert-report")
+    from kimi_k3.conversion.report import Request, run_report
+    from kimi_k3.conversion.report_models import Choices
+    from kimi_k3.plan.options import choose
+    from kimi_k3.words.weights import ScaleRule
+
+    chosen = choose("--rule", rule, ScaleRule)
+    return run_report(
+        Request(
+            checkpoint=given_path("checkpoint", checkpoint),
+            layers=layers,
+            choices=Choices(
+                rule=chosen,
+                # Only rule mse has scales of both signs to choose from.
+                negative_scale=negative_scale and chosen is ScaleRule.MSE,
+                allow_nonfinite=allow_nonfinite,
+            ),
+            json_file=None if json_file is None else given_path("--json", json_file),
+            resume=resume,
+        )
+    )
+
+
+@app.command()
+def convert_file(
+    source: Annotated[
+        str, typer.Argument(metavar="IN", help="npz with mxfp4_packed [E,N,K/2] and e8m0 [E,N,K/32], uint8.")
+    ],
+    target: Annotated[
+        str, typer.Argument(metavar="OUT", help="npz to write: packed, scale_bits, report (JSON).")
+    ],
+    rule: Annotated[str, typer.Option(help="Scales of int4 by mse or amax.")],
+    layout: Annotated[str, typer.Option(help="Order of the result: aiter (for its kernels) or plain.")],
+    device: Annotated[str, typer.Option(help="cpu, or cuda (ROCm devices as well).")] = "cpu",
+    negative_scale: NegativeScale = True,
+    allow_nonfinite: AllowNonfinite = False,
+) -> None:
+    """Convert the experts in a file, to compare them with those of another implementation."""
+    _require_numbers("convert-file")
+    from kimi_k3.conversion import npz
+    from kimi_k3.plan.options import choose
+    from kimi_k3.words.weights import Int4Layout, ScaleRule
+
+    npz.convert_file(
+        given_path("IN", source),
+        given_path("OUT", target),
+        rule=choose("--rule", rule, ScaleRule),
+        layout=choose("--layout", layout, Int4Layout),
+        device=choose("--device", device, npz.Device),
+        negative_scale=negative_scale,
+        allow_nonfinite=allow_nonfinite,
+    )
+
+
+@app.command()
 def demo(
     weights: Annotated[str, typer.Option(help="Routed experts as int4 (lossy) or mxfp4.")] = "int4",
     port: Annotated[
@@ -183,6 +267,15 @@ def demo(
 def version() -> None:
     """Print the version."""
     print(__version__)
+
+
+def _require_numbers(command: str) -> None:
+    """The commands of the conversion also run without an engine, which would have brought these along."""
+    if missing := [name for name in ("numpy", "numba") if importlib.util.find_spec(name) is None]:
+        what = " and ".join(missing)
+        raise OperatorError(
+            f"{command} needs {what}, not installed here", remedy=f"pip install {' '.join(missing)}"
+        )
 
 
 def run(arguments: list[str]) -> int:

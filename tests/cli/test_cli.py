@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -51,6 +52,22 @@ from kimi_k3.cli import run
         (["serve", "x", "--host", "x\udcff", "--dry-run"], 2, "--host 'x\\udcff': is not UTF-8"),
         (["serve", "x", "--served-model-name", "x\udcff", "--dry-run"], 2, "is not UTF-8"),
         (["serve", "x", "--start-timeout", "1e10", "--dry-run"], 2, "7 days"),
+        (["convert-report", "/no/such/dir"], 4, "/no/such/dir"),
+        (["convert-report", "/no/such/dir", "--layers", "1"], 4, "/no/such/dir"),
+        (["convert-report", "x", "--rule", "msee"], 2, "did you mean 'mse'?"),
+        (["convert-report", "x", "--json", ""], 2, "--json: is empty"),
+        (["convert-report", "x", "--json", "/no/such/dir/file"], 2, "there is no directory /no/such/dir"),
+        (["convert-report", "x", "--no-resum"], 2, "did you mean '--no-resume'?"),
+        (["convert-file", "x", "y", "--layout", "plain"], 2, "--rule"),
+        (["convert-file", "x", "y", "--rule", "mse"], 2, "--layout"),
+        (["convert-file", "x", "y", "--rule", "ams", "--layout", "plain"], 2, "--rule 'ams'"),
+        (["convert-file", "x", "y", "--rule", "mse", "--layout", "aitr"], 2, "did you mean 'aiter'?"),
+        (
+            ["convert-file", "x", "y", "--rule", "mse", "--layout", "plain", "--device", "rocm"],
+            2,
+            "cpu, cuda",
+        ),
+        (["convert-file", "/no/such/file", "y", "--rule", "mse", "--layout", "plain"], 1, "/no/such/file"),
     ],
 )
 def test_a_mistake_is_one_line(
@@ -114,6 +131,21 @@ def test_the_supervisor_imports_neither_torch_nor_vllm() -> None:
     code = "import sys, kimi_k3.supervisor.serve; print(sorted({'torch', 'vllm'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+@pytest.mark.parametrize("module", ["npz", "report"])
+def test_the_commands_of_the_conversion_import_no_torch(module: str) -> None:
+    """They run on machines without an engine, and torch alone takes seconds and 200 MB."""
+    code = f"import sys, kimi_k3.conversion.{module}; print(sorted({{'torch', 'vllm'}} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+def test_without_numpy(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The package itself does not bring it, and a traceback would not say what to install."""
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert run(["convert-report", "x"]) == 1
+    assert "convert-report needs numpy and numba, not installed here; " in capsys.readouterr().err
 
 
 def test_a_reader_that_goes_away(tmp_path: Path) -> None:

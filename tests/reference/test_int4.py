@@ -97,7 +97,7 @@ def test_mse_equals_exhaustive_search_in_fractions() -> None:
         for candidate in int4.CANDIDATES:
             for scale in (candidate, -candidate):
                 levels = [(q, Fraction(float(int4.round_bf16(q * scale)))) for q in range(-8, 8)]
-                chosen = [min(levels, key=lambda p: (abs(p[1] - Fraction(v)), abs(p[0]))) for v in values]
+                chosen = [min(levels, key=lambda p: (abs(p[1] - Fraction(v)), -abs(p[0]))) for v in values]
                 error = sum(
                     ((p[1] - Fraction(v)) ** 2 for p, v in zip(chosen, values, strict=True)), Fraction()
                 )
@@ -165,7 +165,7 @@ def test_groups_of_zeros(rule: int4.Rule) -> None:
     matrix, loss = int4.requantise(packed, np.array([[3], [127]], np.uint8), rule)
     assert matrix.scale_bits.tolist() == [[0x3419], [0x3419]]
     assert not matrix.q.any()
-    assert loss == int4.Loss(2, 2, 0, 0.0, 0.0, 0.0)
+    assert loss == int4.Loss(2, 2, 2, 0, 0, 0.0, 0.0, 0.0)
     assert loss.relative_mse == 0
 
 

@@ -91,9 +91,13 @@ def conversion(layer: int, projection: Projection, **changes: Any) -> Projection
         "groups": 10,
         "lossless_groups": 4,
         "zero_groups": 1,
+        "nonfinite_groups": 0,
+        "clamped_groups": 0,
         "squared_error": 1.0,
         "energy": 100.0,
         "max_error": 0.5,
+        "worst_expert": 3,
+        "worst_expert_relative_mse": 0.02,
     }
     return ProjectionConversion(**(given | changes))
 

@@ -138,9 +138,13 @@ def conversion(layer: int, projection: Projection) -> ProjectionConversion:
         groups=1,
         lossless_groups=0,
         zero_groups=0,
+        nonfinite_groups=0,
+        clamped_groups=0,
         squared_error=0.1,
         energy=1.0,
         max_error=0.1,
+        worst_expert=0,
+        worst_expert_relative_mse=0.005,
     )
 
 

@@ -1,53 +1,133 @@
 # SPDX-License-Identifier: Apache-2.0
 """The mathematics of int4_per_group_32, stated once, as tables.
 
-A group's values are ``m * 2^e`` with m one of 15 signed E2M1 values, so everything that concerns a
-choice of scale can be said in units of ``2^e``: a *candidate* is a scale ``c`` (times ``2^e``, one
-bf16 number) together with, for each of the 16 codes, the level q in [-8, 7] that represents it and
-the error that is left. The kernel multiplies with ``bf16(q * scale)``, so that rounding is part of
-the error. All of it is scale-free as long as nothing leaves bf16's normal range
-(:data:`EXPONENTS`).
+A group's values are ``m * 2^e`` with m one of 15 signed E2M1 values (``e`` is the E8M0 byte less 127), so
+everything that concerns a choice of scale can be said in units of ``2^e``. A *candidate* is a positive scale
+``c``, a number with at most 8 significant bits, together with the level that represents each magnitude. The
+served weight is ``bf16(q * c * 2^e)``: the kernel rounds the product, and that rounding is part of every
+error below. Int4 has one level more on the negative side, -8, and the kernel takes a negative scale as well,
+so a group can have its *long* side, with levels up to 8, at either tail; the other side is *short*, up to 7.
+
+All errors are multiples of ``2^-fraction_bits``: their squares are integers, a group's squared error is a
+small sum of integers, and every implementation that follows these tables (:mod:`reference`, :mod:`cpu`,
+:mod:`gpu`) chooses the same candidate and writes the same bits.
 
 Two rules choose among candidates:
 
-* ``amax``: the largest magnitude a of the group becomes level 7: ``c = bf16(a / 7)``, levels in
-  [-7, 7], q the nearest integer to m / c (ties to even). It is bit-identical to AITER's
-  ``per_1x32_i4_quant``, the conversion that stock vLLM runs.
-* ``mse``: the candidate of least squared error. A negative scale is legal for the kernel and lets
-  the extra level -8 serve the positive tail, so every c comes with both signs. The first of equals
-  wins.
+* ``amax``: the largest magnitude a of the group becomes level 7, ``c = bf16(a / 7)``. It is bit-identical to
+  AITER's ``per_1x32_i4_quant``, the conversion of stock vLLM. That function raises magnitudes below
+  ``bf16(1e-6)`` to it; such groups are called *clamped* and have candidates of their own.
+* ``mse``: the candidate and sign of least squared error; the first of equals wins.
+
+Why these eight scales for ``mse``. ``benchmarks/candidates.py`` searches sets for the least squared error
+against brute force over all bf16 scales of both signs, on Gaussian, Laplace and Student-t (3, 5) weights with
+the OCP and the round-up exponent. The best sets of 5, 6, 7, 8, 9 scales lose 2.0, 0.9, 0.6, 0.4, 0.3 %
+against it. The set here is the best one of seven, and 1.0: it changes nothing on such weights, but with it
+and 0.5 a group of few different values, as in sparse or hand-made matrices, is nearly always exact, and it
+costs no further table of levels. Sets whose products are exact in bf16 (0.5625, 0.6875, ...) lose 3 to 6 %.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cache
 
-from kimi_k3.conversion.mxfp4 import MAGNITUDES
+GROUP_SIZE = 32
+"""Weights per scale, in MXFP4 and in int4_per_group_32 alike."""
+
+MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+"""Values of the E2M1 codes 0-7; bit 3 of a code is the sign (OCP Microscaling Formats 1.0, section 5.3.3)."""
+
+E8M0_BIAS = 127
+E8M0_NAN = 255
 
 MSE_SCALES = (0.5, 1.0, 0.5078125, 0.7109375, 0.7421875, 0.76171875, 0.828125, 0.98828125)
-"""Candidate scales of the ``mse`` rule: 0.5 and 1 reproduce many groups exactly; the others were
-found by search on Gaussian, heavy-tailed and trained weights, 0.7 % above brute force over all bf16
-scales. All have at most 8 significant bits, so ``c * 2^e`` is exact in bf16."""
+"""Candidate scales of the ``mse`` rule; see above."""
 
-ZERO_GROUP_SCALE_BITS = 0x3419
-"""bf16 bits of the scale that AITER gives to an all-zero group (1e-6 / 7)."""
+NAN_SCALE_BITS = 0xFFFF
+INFINITE_SCALE_BITS = 0x7F80
+"""bf16 bits that AITER writes for a group whose exponent is NaN, or whose values exceed bf16."""
+ZERO_SCALE_BITS = 0x3419
+"""bf16 bits of ``1e-6 / 7``: AITER's scale of a group of zeros, and of one too small to be represented."""
 
-EXPONENTS = {"mse": range(9, 251), "amax": range(109, 251)}
-"""E8M0 bytes for which the tables hold: every ``q * c * 2^e`` is a normal, finite bf16 number, and, for
-``amax``, no group is so small that AITER replaces its largest magnitude by 1e-6."""
+NONFINITE_FROM = (255, 255, 255, 255, 254, 254, 253, 253)
+"""By the largest code of a group: the first E8M0 byte for which its value ``m * 2^(b - 127)`` is NaN or not
+below 2^128, where bf16 ends."""
 
-CODES = MAGNITUDES + tuple(-m for m in MAGNITUDES)
-"""Values of the 16 E2M1 codes, in units of the group's power of two."""
+SHORT_MOST = 7
+"""The largest level on the short side."""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A scale and what it makes of each code, in units of the group's ``2^e``."""
+    """A scale and what it makes of each magnitude, in units of the group's ``2^e``.
+
+    Attributes:
+        scale: c > 0.
+        long: per code 0-7, the level in 0-8, for the side where -8 can be used.
+    """
 
     scale: float
-    levels: tuple[int, ...]
-    errors: tuple[float, ...]
+    long: tuple[int, ...]
+
+    @property
+    def short(self) -> tuple[int, ...]:
+        """Per code 0-7, the level on the other side."""
+        return tuple(min(level, SHORT_MOST) for level in self.long)
+
+    @property
+    def short_errors(self) -> tuple[float, ...]:
+        """|m - bf16(level * c)| per code, on the short side."""
+        return self._errors(self.short)
+
+    @property
+    def long_errors(self) -> tuple[float, ...]:
+        """The same on the long side."""
+        return self._errors(self.long)
+
+    @property
+    def bits(self) -> int:
+        """bf16 bits of the scale, for e = 0; 128 more for each step of e."""
+        mantissa, exponent = math.frexp(self.scale)
+        return ((exponent + 126) << 7) + round(mantissa * 256) - 128
+
+    def _errors(self, levels: tuple[int, ...]) -> tuple[float, ...]:
+        return tuple(
+            abs(value - round_to_bf16(level * self.scale))
+            for value, level in zip(MAGNITUDES, levels, strict=True)
+        )
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How a group's scale is chosen.
+
+    Attributes:
+        name: ``mse`` or ``amax``.
+        candidates: in order of preference. With ``by_error`` all compete. Otherwise the candidate follows
+            from the group: that of its largest code k (k - 1), or if it is clamped, that of its E8M0 byte b
+            (7 + b - dropped_below).
+        by_error: whether the least squared error decides.
+        signs: the signs a scale may have, in order of preference.
+        fraction_bits: errors are multiples of 2 to minus this.
+        normal_from: by the largest code, the first E8M0 byte at which a group is not clamped.
+        dropped_below: first E8M0 byte at which anything is kept: below, all levels are 0.
+    """
+
+    name: str
+    candidates: tuple[Candidate, ...]
+    by_error: bool
+    signs: tuple[int, ...]
+    fraction_bits: int
+    normal_from: tuple[int, ...]
+    dropped_below: int
+
+    def squares(self, errors: tuple[float, ...]) -> tuple[int, ...]:
+        """Squared errors as whole numbers of ``2^-(2 * fraction_bits)``."""
+        scaled = [error * 2**self.fraction_bits for error in errors]
+        assert all(value.is_integer() for value in scaled)
+        return tuple(int(value) ** 2 for value in scaled)
 
 
 def round_to_bf16(value: float) -> float:
@@ -59,37 +139,70 @@ def round_to_bf16(value: float) -> float:
     return math.ldexp(round(mantissa * 256), exponent - 8)
 
 
-def _candidate(scale: float, levels: tuple[int, ...]) -> Candidate:
-    return Candidate(
-        scale=scale,
-        levels=levels,
-        errors=tuple(
-            abs(code - round_to_bf16(level * scale)) for code, level in zip(CODES, levels, strict=True)
-        ),
-    )
-
-
-def _nearest_levels(scale: float) -> tuple[int, ...]:
-    by_magnitude = sorted(range(-8, 8), key=abs)
+def _nearest(scale: float) -> tuple[int, ...]:
+    # Of two levels as near the larger one, so that 1 shares its levels with 0.98828125.
+    levels = range(SHORT_MOST + 1, -1, -1)
     return tuple(
-        min(by_magnitude, key=lambda level: abs(code - round_to_bf16(level * scale))) for code in CODES
+        min(levels, key=lambda level: abs(value - round_to_bf16(level * scale))) for value in MAGNITUDES
     )
 
 
-def mse_candidates() -> tuple[Candidate, ...]:
-    """Candidates of the ``mse`` rule, in order of preference among equals."""
-    signed = (sign * scale for scale in MSE_SCALES for sign in (1.0, -1.0))
-    return tuple(_candidate(scale, _nearest_levels(scale)) for scale in signed)
+@cache
+def mse_rule(*, negative_scale: bool = True) -> Rule:
+    """The rule of least squared error.
 
-
-def amax_candidates() -> tuple[Candidate, ...]:
-    """Candidates of the ``amax`` rule: entry i serves groups whose largest magnitude is code i.
-
-    Entry 0 (all zero) is never multiplied with anything but level 0.
+    Args:
+        negative_scale: whether a scale may be negative; without, the long side is always the negative one.
     """
-    candidates = [Candidate(scale=1.0, levels=(0,) * 16, errors=(0.0,) * 16)]
-    for largest in MAGNITUDES[1:]:
-        scale = round_to_bf16(largest / 7)
-        levels = tuple(max(-7, min(7, round(code / scale))) for code in CODES)
-        candidates.append(_candidate(scale, levels))
-    return tuple(candidates)
+    return Rule(
+        name="mse",
+        candidates=tuple(Candidate(scale, _nearest(scale)) for scale in MSE_SCALES),
+        by_error=True,
+        signs=(1, -1) if negative_scale else (1,),
+        # c has 8 significant bits and is at least 1/2.
+        fraction_bits=8,
+        # Below, a scale would be subnormal in bf16, which the kernel might take for 0. The values are below
+        # 1e-36.
+        normal_from=(2,) * 8,
+        dropped_below=2,
+    )
+
+
+@cache
+def amax_rule() -> Rule:
+    """AITER's rule. Its input is a bf16 tensor, so each of its steps ends in a rounding to bf16."""
+    floor = round_to_bf16(1e-6)
+    normal_from = tuple(
+        next(b for b in range(256) if value * 2.0 ** (b - E8M0_BIAS) >= floor) if value else 0
+        for value in MAGNITUDES
+    )
+    scale_floor = round_to_bf16(floor / SHORT_MOST)
+    # The smallest exponent at which the largest magnitude still reaches half a step of the smallest scale.
+    dropped_below = next(b for b in range(256) if MAGNITUDES[-1] * 2.0 ** (b - E8M0_BIAS) > scale_floor / 2)
+    scales = [round_to_bf16(value / SHORT_MOST) for value in MAGNITUDES[1:]]
+    clamped = [scale_floor * 2.0 ** (E8M0_BIAS - b) for b in range(dropped_below, max(normal_from))]
+    levels = [
+        tuple(min(SHORT_MOST, round(round_to_bf16(value / scale))) for value in MAGNITUDES)
+        for scale in (*scales, *clamped)
+    ]
+    return Rule(
+        name="amax",
+        candidates=tuple(
+            Candidate(scale, level) for scale, level in zip((*scales, *clamped), levels, strict=True)
+        ),
+        by_error=False,
+        signs=(1,),
+        # The smallest scale, bf16(0.5 / 7), is a multiple of 2^-11.
+        fraction_bits=11,
+        normal_from=normal_from,
+        dropped_below=dropped_below,
+    )
+
+
+def rule_named(name: str, *, negative_scale: bool = True) -> Rule:
+    """The rule ``mse`` or ``amax``; ``negative_scale`` concerns only ``mse``.
+
+    Raises:
+        KeyError: there is no such rule.
+    """
+    return {"mse": mse_rule(negative_scale=negative_scale), "amax": amax_rule()}[name]

@@ -3,7 +3,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    import numpy.typing as npt
 
 
 @dataclass(frozen=True)
@@ -14,6 +23,9 @@ class Loss:
         groups: groups converted.
         lossless_groups: groups whose 32 values are all reproduced exactly, all-zero ones included.
         zero_groups: groups of zeros.
+        nonfinite_groups: groups with NaN or infinite values. No other figure but ``groups`` counts them.
+        clamped_groups: groups too small for a scale of their own: those that AITER raises to 1e-6 (rule
+            ``amax``), or below bf16's normal range (rule ``mse``).
         squared_error: sum of (w - w')^2, w the MXFP4 value and w' the value that the kernel uses.
         energy: sum of w^2.
         max_error: max |w - w'|.
@@ -22,17 +34,83 @@ class Loss:
     groups: int = 0
     lossless_groups: int = 0
     zero_groups: int = 0
+    nonfinite_groups: int = 0
+    clamped_groups: int = 0
     squared_error: float = 0.0
     energy: float = 0.0
     max_error: float = 0.0
 
-    def __add__(self, other: Loss) -> Loss:
-        """The loss of both parts together."""
-        return Loss(
-            groups=self.groups + other.groups,
-            lossless_groups=self.lossless_groups + other.lossless_groups,
-            zero_groups=self.zero_groups + other.zero_groups,
-            squared_error=self.squared_error + other.squared_error,
-            energy=self.energy + other.energy,
-            max_error=max(self.max_error, other.max_error),
+    @property
+    def relative_mse(self) -> float | None:
+        """Squared error over energy; None when every weight is zero."""
+        return self.squared_error / self.energy if self.energy > 0 else None
+
+
+def total(losses: Iterable[Loss]) -> Loss:
+    """The loss of all parts together; sums are correctly rounded, whatever the order."""
+    parts = list(losses)
+    return Loss(
+        groups=sum(part.groups for part in parts),
+        lossless_groups=sum(part.lossless_groups for part in parts),
+        zero_groups=sum(part.zero_groups for part in parts),
+        nonfinite_groups=sum(part.nonfinite_groups for part in parts),
+        clamped_groups=sum(part.clamped_groups for part in parts),
+        squared_error=math.fsum(part.squared_error for part in parts),
+        energy=math.fsum(part.energy for part in parts),
+        max_error=max((part.max_error for part in parts), default=0.0),
+    )
+
+
+@dataclass(frozen=True)
+class Tally:
+    """What an implementation counts while it converts: ``[E, P]`` arrays over the experts' parts.
+
+    A part is whatever the implementation sums up at once, a strip of rows or a row. Its sums are float64 and
+    exact unless its exponents span more than about nine bits; the sum over parts is correctly rounded. So
+    implementations with different parts agree.
+
+    Attributes:
+        groups_per_expert: groups of one expert.
+        lossless: int64, as ``Loss.lossless_groups``; so the next three.
+        zero: int64.
+        nonfinite: int64.
+        clamped: int64.
+        squared_error: float64.
+        energy: float64.
+        max_error: float64.
+    """
+
+    groups_per_expert: int
+    lossless: npt.NDArray[np.int64]
+    zero: npt.NDArray[np.int64]
+    nonfinite: npt.NDArray[np.int64]
+    clamped: npt.NDArray[np.int64]
+    squared_error: npt.NDArray[np.float64]
+    energy: npt.NDArray[np.float64]
+    max_error: npt.NDArray[np.float64]
+
+    def losses(self) -> tuple[Loss, ...]:
+        """One loss per expert."""
+        return tuple(
+            Loss(
+                groups=self.groups_per_expert,
+                lossless_groups=int(self.lossless[expert].sum()),
+                zero_groups=int(self.zero[expert].sum()),
+                nonfinite_groups=int(self.nonfinite[expert].sum()),
+                clamped_groups=int(self.clamped[expert].sum()),
+                squared_error=math.fsum(self.squared_error[expert].tolist()),
+                energy=math.fsum(self.energy[expert].tolist()),
+                max_error=float(self.max_error[expert].max(initial=0.0)),
+            )
+            for expert in range(len(self.lossless))
         )
+
+
+def joined(tallies: Sequence[Tally]) -> Tally:
+    """The tally of experts that were converted one after the other, with the same shapes."""
+
+    def stacked(name: str) -> npt.NDArray[Any]:
+        return np.concatenate([getattr(tally, name) for tally in tallies])
+
+    names = [field.name for field in fields(Tally) if field.name != "groups_per_expert"]
+    return Tally(tallies[0].groups_per_expert, *map(stacked, names))

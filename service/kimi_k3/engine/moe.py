@@ -21,8 +21,10 @@ from vllm.model_executor.layers.fused_moe.config import int4_w4a16_moe_quant_con
 from vllm.model_executor.layers.quantization.mxfp4 import Mxfp4Config, Mxfp4MoEMethod
 from vllm.model_executor.utils import replace_parameter
 
-from kimi_k3.conversion import GROUP_SIZE, NonFiniteScaleError, convert_experts_
-from kimi_k3.conversion.int4 import ExponentRangeError
+from kimi_k3.conversion.candidates import GROUP_SIZE, rule_named
+from kimi_k3.conversion.experts import convert_experts_
+from kimi_k3.conversion.loss import Loss, total
+from kimi_k3.conversion.nonfinite import NonFiniteGroupError
 from kimi_k3.engine.memory import read_memory
 from kimi_k3.engine.reporter import rank_reporter
 from kimi_k3.engine.request import INT4_FLAG, requested_weights
@@ -31,7 +33,7 @@ from kimi_k3.errors import ExitCode, OperatorError
 from kimi_k3.journal.models import ProjectionConversion
 from kimi_k3.journal.writer import now
 from kimi_k3.words.environment import EngineEnvironment
-from kimi_k3.words.weights import Projection
+from kimi_k3.words.weights import Int4Layout, Projection
 
 
 class KimiK3Mxfp4Config(Mxfp4Config):
@@ -62,7 +64,9 @@ class KimiK3MoEMethod(Mxfp4MoEMethod):
     def __init__(self, moe: FusedMoEConfig) -> None:
         super().__init__(moe)
         self.weights = requested_weights()
-        self.scale_rule = EngineEnvironment.read().scale_rule
+        environment = EngineEnvironment.read()
+        self.rule = rule_named(environment.scale_rule, negative_scale=environment.negative_scale)
+        self.allow_nonfinite = environment.allow_nonfinite
 
     def process_weights_after_loading(self, layer: RoutedExperts) -> None:
         """Convert the layer's projections in place if int4 is asked for, then build its kernel."""
@@ -88,11 +92,14 @@ class KimiK3MoEMethod(Mxfp4MoEMethod):
         layer_index = layer_number(layer.layer_name)
         started_at, memory_before = now(), read_memory()
         try:
-            scales, loss = convert_experts_(weight, e8m0, self.scale_rule)
-        except (NonFiniteScaleError, ExponentRangeError) as error:
+            scales, losses = convert_experts_(
+                weight, e8m0, self.rule, Int4Layout.PLAIN, allow_nonfinite=self.allow_nonfinite
+            )
+        except NonFiniteGroupError as error:
             raise OperatorError(
                 f"layer {layer_index}, {projection}, rank {rank_reporter().record.rank}: {error}",
-                remedy="compare the shards with their source; --weights mxfp4 serves them as they are",
+                remedy="compare the shards with their source; --weights mxfp4 serves them as they are, "
+                "--allow-nonfinite converts such groups to zeros",
                 exit_code=ExitCode.BAD_CHECKPOINT,
             ) from None
         replace_parameter(layer, f"{projection}_weight_scale", scales)
@@ -107,9 +114,17 @@ class KimiK3MoEMethod(Mxfp4MoEMethod):
                 bytes_written=weight.nbytes + scales.nbytes,
                 memory_before=memory_before,
                 memory_after=read_memory(),
-                **asdict(loss),
+                **asdict(total(losses)),
+                **_worst(losses),
             )
         )
+
+
+def _worst(losses: tuple[Loss, ...]) -> dict[str, object]:
+    """Which of the rank's experts lost most, in proportion, and how much."""
+    relative = [(loss.relative_mse or 0.0, -expert) for expert, loss in enumerate(losses)]
+    worst, expert = max(relative)
+    return {"worst_expert": -expert, "worst_expert_relative_mse": worst}
 
 
 def layer_number(layer_name: str) -> int:

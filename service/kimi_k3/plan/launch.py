@@ -62,6 +62,8 @@ class Deployment:
     max_model_len: int | None = None
     max_num_seqs: int | None = None
     dtype: str | None = None
+    negative_scale: bool = True
+    allow_nonfinite: bool = False
 
 
 @dataclass(frozen=True)
@@ -149,6 +151,8 @@ def _environment(deployment: Deployment, cores: Collection[int]) -> dict[str, st
     environment[names.START_ID] = deployment.start_id
     environment[names.WEIGHTS] = deployment.weights.value
     environment[names.SCALE_RULE] = deployment.scale_rule.value
+    environment[names.NEGATIVE_SCALE] = "1" if deployment.negative_scale else "0"
+    environment[names.ALLOW_NONFINITE] = "1" if deployment.allow_nonfinite else "0"
     environment[names.ACCEPT_LOSSY] = "1" if deployment.consent else "0"
     return environment
 

@@ -37,6 +37,8 @@ class Options:
     served_model_name: str
     weights: str | None = None
     scale_rule: str | None = None
+    negative_scale: bool = True
+    allow_nonfinite: bool = False
     accept_lossy: bool = False
     tensor_parallel_size: int | None = None
     expert_parallel: bool | None = None
@@ -95,6 +97,8 @@ def decide(
         start_id=start_id,
         weights=weights,
         scale_rule=scale_rule,
+        negative_scale=options.negative_scale,
+        allow_nonfinite=options.allow_nonfinite,
         consent=require_consent(
             weights, scale_rule, flag=options.accept_lossy, environment=consent_in_environment
         ),

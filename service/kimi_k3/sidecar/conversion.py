@@ -32,6 +32,10 @@ class Loss(View):
     groups: int | None = Field(description="Groups of 32 weights.")
     lossless_groups: int | None = Field(description="Groups whose every value survived exactly.")
     zero_groups: int | None = Field(description="Groups of zeros only; they are lossless too.")
+    nonfinite_groups: int | None = Field(
+        description="Groups with NaN or infinite values, served as zeros; in no other figure."
+    )
+    clamped_groups: int | None = Field(description="Groups too small for a scale of their own.")
     lossless_ratio: float | None = Field(description="lossless_groups / groups, 0 to 1.")
     relative_mse: float | None = Field(
         description="Sum of squared errors / sum of squared weights; null when all weights are zero."
@@ -49,6 +53,8 @@ class RankLoss(Loss):
 
     rank: int
     experts: int = Field(description="Experts that the rank converted.")
+    worst_expert: int = Field(description="Which of them, from 0, lost most in proportion.")
+    worst_expert_relative_mse: float = Field(description="That expert's relative mean squared error.")
 
 
 class LayerLoss(Loss):
@@ -166,8 +172,18 @@ def _layer(key: Key, by_rank: dict[int, ProjectionConversion], world_size: int) 
         layer=layer,
         projection=projection,
         missing_ranks=_missing_ranks(by_rank, world_size),
-        ranks=[RankLoss(rank=rank, experts=one.experts, **_sums([one])) for rank, one in by_rank.items()],
+        ranks=[_rank_loss(rank, one) for rank, one in by_rank.items()],
         **_sums(list(by_rank.values())),
+    )
+
+
+def _rank_loss(rank: int, one: ProjectionConversion) -> RankLoss:
+    return RankLoss(
+        rank=rank,
+        experts=one.experts,
+        worst_expert=one.worst_expert,
+        worst_expert_relative_mse=one.worst_expert_relative_mse,
+        **_sums([one]),
     )
 
 
@@ -182,6 +198,8 @@ def _sums(conversions: list[ProjectionConversion]) -> dict[str, object]:
         "groups": groups,
         "lossless_groups": lossless,
         "zero_groups": sum(one.zero_groups for one in conversions),
+        "nonfinite_groups": sum(one.nonfinite_groups for one in conversions),
+        "clamped_groups": sum(one.clamped_groups for one in conversions),
         "lossless_ratio": ratio(lossless, groups),
         "relative_mse": relative_mse(conversions),
         "max_error": finite(max(one.max_error for one in conversions)),

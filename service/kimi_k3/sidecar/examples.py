@@ -140,9 +140,13 @@ def _conversion(projection: Projection) -> ProjectionConversion:
         groups=120_000_000,
         lossless_groups=31_000_000,
         zero_groups=0,
+        nonfinite_groups=0,
+        clamped_groups=0,
         squared_error=41.5,
         energy=9100.0,
         max_error=0.031,
+        worst_expert=0,
+        worst_expert_relative_mse=0.005,
         memory_before=MemoryReading(kind="device", used_bytes=203 * GIB),
         memory_after=MemoryReading(kind="device", used_bytes=201 * GIB),
     )

@@ -26,6 +26,8 @@ STATE_DIR = PREFIX + "STATE_DIR"
 START_ID = PREFIX + "START_ID"
 WEIGHTS = PREFIX + "WEIGHTS"
 SCALE_RULE = PREFIX + "SCALE_RULE"
+NEGATIVE_SCALE = PREFIX + "NEGATIVE_SCALE"
+ALLOW_NONFINITE = PREFIX + "ALLOW_NONFINITE"
 ACCEPT_LOSSY = PREFIX + "ACCEPT_LOSSY"
 API_KEY = PREFIX + "API_KEY"
 SIDECAR_PREFIX = PREFIX + "SIDECAR_"
@@ -37,6 +39,8 @@ OF_OPERATORS = (ACCEPT_LOSSY, API_KEY, STATE_DIR)
 OF_THE_SUPERVISOR = {
     WEIGHTS: "use --weights",
     SCALE_RULE: "use --scale-rule",
+    NEGATIVE_SCALE: "use --negative-scale or --no-negative-scale",
+    ALLOW_NONFINITE: "use --allow-nonfinite",
     START_ID: "unset it: every start gets a new one",
 }
 """What the supervisor sets for the engine's processes, and what an operator does instead."""
@@ -69,6 +73,8 @@ class EngineEnvironment(BaseSettings):
     start_id: str | None = Field(default=None, min_length=1)
     weights: Weights | None = None
     scale_rule: ScaleRule = ScaleRule.MSE
+    negative_scale: Annotated[bool, BeforeValidator(_flag)] = True
+    allow_nonfinite: Annotated[bool, BeforeValidator(_flag)] = False
     accept_lossy: Annotated[bool, BeforeValidator(_flag)] = False
 
     @classmethod

@@ -25,6 +25,13 @@ class ScaleRule(StrEnum):
     AMAX = "amax"
 
 
+class Int4Layout(StrEnum):
+    """Where the nibbles and scales of converted experts stand in memory."""
+
+    PLAIN = "plain"
+    AITER = "aiter"
+
+
 class Projection(StrEnum):
     """A projection of a layer's routed experts."""
 

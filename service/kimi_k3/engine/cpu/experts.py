@@ -18,7 +18,7 @@ from vllm.model_executor.layers.fused_moe.topk_weight_and_reduce import TopKWeig
 from vllm.model_executor.layers.quantization.utils.quant_utils import QuantKey, kMxfp4Static
 from vllm.platforms import current_platform
 
-from kimi_k3.conversion import dequantize_int4, dequantize_mxfp4
+from kimi_k3.conversion.mxfp4 import dequantize_int4, dequantize_mxfp4
 
 
 class _CpuExperts(mk.FusedMoEExpertsModular):

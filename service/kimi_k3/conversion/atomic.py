@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Write a file whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+from kimi_k3.checkpoint.messages import printable
+from kimi_k3.errors import ExitCode, OperatorError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+def require_place(flag: str, path: Path) -> None:
+    """Refuse a path to which :func:`replacing` cannot write, before hours of work depend on it.
+
+    Args:
+        flag: what gave the path, for messages.
+
+    Raises:
+        OperatorError: its directory does not exist, or it is itself a directory.
+    """
+    if not path.parent.is_dir():
+        raise OperatorError(
+            f"{flag} {printable(str(path))}: there is no directory {printable(str(path.parent))}",
+            remedy="make that directory, or name a file in one that exists",
+            exit_code=ExitCode.USAGE,
+        )
+    if path.is_dir():
+        raise OperatorError(
+            f"{flag} {printable(str(path))}: is a directory",
+            remedy="name a file in it",
+            exit_code=ExitCode.USAGE,
+        )
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """A new file that becomes ``path`` when the block ends, and vanishes when the block fails.
+
+    Raises:
+        OperatorError: it cannot be written, e.g. since the disk is full; any OSError of the block counts.
+    """
+    temporary: str | None = None
+    try:
+        handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        with os.fdopen(handle, "wb") as stream:
+            yield stream
+            # Else a power cut could leave an empty file under the final name.
+            stream.flush()
+            os.fsync(stream.fileno())
+        # mkstemp gives 0600; other users may read what this one made.
+        Path(temporary).chmod(0o644)
+        Path(temporary).replace(path)
+        temporary = None
+    except OSError as error:
+        raise not_written(path, error) from None
+    finally:
+        if temporary is not None:
+            with contextlib.suppress(OSError):
+                Path(temporary).unlink()
+
+
+def not_written(path: Path, error: OSError) -> OperatorError:
+    """The error for a file that cannot be written."""
+    return OperatorError(
+        f"{printable(str(path))} cannot be written ({error.strerror or error})",
+        remedy="free some space, or name a file in a directory you may write to",
+    )

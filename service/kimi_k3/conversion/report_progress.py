@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a report has found so far, on disk: JSON lines, a header and then one projection each.
+
+A line is written when its projection is finished, so being killed at any time costs the projection at work.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import stat
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from pydantic import ValidationError
+
+from kimi_k3.checkpoint.messages import printable
+from kimi_k3.conversion.atomic import not_written
+from kimi_k3.conversion.report_models import ProgressHeader, ProjectionReport
+from kimi_k3.errors import ExitCode, OperatorError
+from kimi_k3.words.given import given_path
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+MAX_BYTES: Final = 16 << 20
+"""A thousand layers need one megabyte."""
+
+_MARK: Final = b'{"kind":"kimi-k3 convert-report"'
+"""How every version's header begins."""
+
+
+def progress_path(json_file: Path | None, header: ProgressHeader) -> Path:
+    """Beside the report's JSON file; without one in ``$XDG_CACHE_HOME/kimi-k3``, else ``~/.cache/kimi-k3``.
+
+    Raises:
+        OperatorError: there is no home directory, or the cache directory cannot be made.
+    """
+    if json_file is not None:
+        return json_file.with_name(f"{json_file.name}.partial")
+    named = os.environ.get("XDG_CACHE_HOME")
+    try:
+        cache = (
+            given_path("environment variable XDG_CACHE_HOME", named, absolute=True)
+            if named
+            else given_path("home directory", str(Path.home())) / ".cache"
+        )
+    except RuntimeError:
+        raise OperatorError(
+            f"user {os.getuid()} has no home directory to keep the progress in",
+            remedy="set XDG_CACHE_HOME, or name a file with --json",
+            exit_code=ExitCode.USAGE,
+        ) from None
+    directory = cache / "kimi-k3"
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise not_written(directory, error) from None
+    choices = header.choices
+    signs = "both-signs" if choices.negative_scale else "positive"
+    nonfinite = "-nonfinite" if choices.allow_nonfinite else ""
+    checkpoint = header.checkpoint.removeprefix("sha256:")[:16]
+    return directory / f"convert-report-{checkpoint}-{choices.rule}-{signs}{nonfinite}.partial"
+
+
+class ProgressFile:
+    """The file, open and locked; ``done`` holds the projections that an earlier run has finished."""
+
+    def __init__(
+        self, path: Path, header: ProgressHeader, *, resume: bool, notice: Callable[[str], None]
+    ) -> None:
+        """Open it, or begin one.
+
+        Args:
+            resume: whether to keep what an earlier run has found.
+            notice: told in one line of anything in the file that is not used.
+
+        Raises:
+            OperatorError: another process writes it, it is some other file, or it cannot be written.
+        """
+        self.path = path
+        try:
+            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise not_written(path, error) from None
+        try:
+            self._lock()
+            self.done = self._begin(header, resume=resume, notice=notice)
+        except OSError as error:
+            self.close()
+            raise not_written(path, error) from None
+        except BaseException:
+            self.close()
+            raise
+
+    def append(self, part: ProjectionReport) -> None:
+        """Add a finished projection; it is on disk when this returns.
+
+        Raises:
+            OperatorError: it cannot be written.
+        """
+        try:
+            self._write(part.model_dump_json())
+        except OSError as error:
+            raise not_written(self.path, error) from None
+
+    def remove(self) -> None:
+        """Delete the file: the report is complete."""
+        self.path.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Give up the file and its lock."""
+        os.close(self._file)
+
+    def _lock(self) -> None:
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise OperatorError(
+                f"{printable(str(self.path))} is in use by another convert-report",
+                remedy="wait for it, or name another file with --json",
+                exit_code=ExitCode.IN_USE,
+            ) from None
+
+    def _begin(
+        self, header: ProgressHeader, *, resume: bool, notice: Callable[[str], None]
+    ) -> tuple[ProjectionReport, ...]:
+        status = os.fstat(self._file)
+        raw = os.pread(self._file, MAX_BYTES, 0) if stat.S_ISREG(status.st_mode) else b"?"
+        if status.st_size > MAX_BYTES or not raw.startswith(_MARK[: len(raw)]):
+            raise OperatorError(
+                f"{printable(str(self.path))} is no progress file of convert-report; it is left alone",
+                remedy="move it away, or name another file with --json",
+                exit_code=ExitCode.USAGE,
+            )
+        found, valid, done = parse(raw)
+        if not resume or found != header:
+            if resume and raw:
+                notice(f"{self.path} is of another checkpoint, rule or version: the report starts anew")
+            valid, done = 0, ()
+        elif valid < len(raw):
+            notice(f"{self.path}: its last {len(raw) - valid} bytes are half-written and are ignored")
+        os.ftruncate(self._file, valid)
+        os.lseek(self._file, 0, os.SEEK_END)
+        if not valid:
+            self._write(header.model_dump_json())
+        return done
+
+    def _write(self, line: str) -> None:
+        data = memoryview(f"{line}\n".encode())
+        while data:
+            data = data[os.write(self._file, data) :]
+        os.fsync(self._file)
+
+
+def parse(raw: bytes) -> tuple[ProgressHeader | None, int, tuple[ProjectionReport, ...]]:
+    """What a progress file says.
+
+    Returns:
+        Its header, if it has a whole one; how many of its bytes are whole and valid lines; their projections.
+    """
+    header: ProgressHeader | None = None
+    valid, done = 0, []
+    for line in raw.splitlines(keepends=True):
+        if not line.endswith(b"\n"):
+            break
+        try:
+            if header is None:
+                header = ProgressHeader.model_validate_json(line)
+            else:
+                done.append(ProjectionReport.model_validate_json(line))
+        except ValidationError:
+            break
+        valid += len(line)
+    return header, valid, tuple(done)
