@@ -25,7 +25,9 @@ SMALLEST = 1e-30
 
 
 def matrices(state: object) -> list[npt.NDArray[Any]]:
-    """The matrices in a state dict, as ``[groups, 32]`` float64."""
+    """The matrices in a state dict, as ``[groups, 32]`` float64; of a training's, in its model's part."""
+    if isinstance(state, dict) and "model_state" in state:
+        return matrices(state["model_state"])
     if isinstance(state, dict):
         return [matrix for value in state.values() for matrix in matrices(value)]
     if isinstance(state, torch.Tensor) and state.dim() == 2 and state.shape[1] % GROUP_SIZE == 0:

@@ -53,7 +53,11 @@ NegativeScale = Annotated[
     ),
 ]
 AllowNonfinite = Annotated[
-    bool, typer.Option("--allow-nonfinite", help="Count groups with NaN or infinite values, do not stop.")
+    bool,
+    typer.Option(
+        "--allow-nonfinite",
+        help="Make zeros of groups with NaN or infinite values, and count them, instead of stopping.",
+    ),
 ]
 
 

@@ -241,7 +241,6 @@ def test_a_half_written_line(
     err = capsys.readouterr().err
     assert ("4 of 14" in err) == (cut < 100_000)
     assert ("half-written and are ignored" in err) == (cut < 100_000)
-    assert (f"kimi-k3: {partial} is of another checkpoint" in err) == (cut == 100_000)
     assert not partial.exists()
 
 
@@ -256,48 +255,46 @@ def test_damage_inside_the_progress(
     assert report == reported(tiny, tmp_path / "again.json")
 
 
-@pytest.mark.parametrize(
-    ("flags", "known", "notice"),
-    [
-        ([], True, False),
-        (["--layers", "2-4"], True, False),
-        (["--no-resume"], False, False),
-        (["--rule", "amax"], False, True),
-        (["--no-negative-scale"], False, True),
-    ],
-)
-def test_progress_of_another_report(
+@pytest.mark.parametrize(("flags", "known", "kept"), [([], True, False), (["--layers", "5-7"], False, True)])
+def test_progress_of_the_same_report(
     tiny: Path,
     tmp_path: Path,
     partial: Path,
     capsys: pytest.CaptureFixture[str],
     flags: list[str],
     known: bool,
-    notice: bool,
+    kept: bool,
 ) -> None:
-    """Figures of two rules must never be mixed; those of other layers of the same report may."""
-    assert partial.exists()
+    """A report of a few layers must not throw away what hours have found out about the others."""
+    before = partial.read_bytes()
     reported(tiny, tmp_path / "r.json", *flags)
-    err = capsys.readouterr().err
-    assert (" projections are known from " in err) == known
-    assert ("is of another checkpoint, rule or version: the report starts anew\n" in err) == notice
+    assert (" projections are known from " in capsys.readouterr().err) == known
+    assert partial.exists() == kept
+    assert not kept or partial.read_bytes().startswith(before)
+
+
+@pytest.mark.parametrize("flags", [["--rule", "amax"], ["--no-negative-scale"]])
+def test_progress_of_another_report(
+    tiny: Path, tmp_path: Path, partial: Path, capsys: pytest.CaptureFixture[str], flags: list[str]
+) -> None:
+    """Figures of two rules must never be mixed, and a forgotten flag must not cost hours."""
+    before = partial.read_bytes()
+    command = ["convert-report", str(tiny), "--json", str(tmp_path / "r.json"), *flags]
+    assert run(command) == 2
+    assert "holds 5 projections of another report (" in capsys.readouterr().err
+    assert partial.read_bytes() == before
+    assert run([*command, "--no-resume"]) == 0
+    assert not partial.exists()
 
 
 def test_progress_of_another_checkpoint(
     tiny: Path, tmp_path: Path, partial: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It is told by what the checkpoint says of itself: its copy goes on, its neighbour starts anew."""
-    saved = partial.read_bytes()
-    copy, other = tmp_path / "copy", tmp_path / "other"
+    """Two checkpoints of one architecture have the same headers, so the place where they lie counts."""
+    copy = tmp_path / "copy"
     shutil.copytree(tiny, copy)
-    shutil.copytree(tiny, other)
-    with (other / "config.json").open("a") as file:
-        file.write("\n")
-    reported(copy, tmp_path / "r.json")
-    assert "5 of 14" in capsys.readouterr().err
-    partial.write_bytes(saved)
-    reported(other, tmp_path / "r.json")
-    assert "is of another checkpoint" in capsys.readouterr().err
+    assert run(["convert-report", str(copy), "--json", str(tmp_path / "r.json")]) == 2
+    assert f"another report (directory {tiny})" in capsys.readouterr().err
 
 
 def test_a_file_that_is_no_progress_file(

@@ -112,7 +112,7 @@ def test_a_damaged_scale_stops_the_conversion_and_names_itself(tiny: Path, tmp_p
         assert run.family.left() == []
     last = log.read_text().splitlines()[-1]
     assert last.startswith("kimi-k3: error: vLLM failed in phase ")
-    assert "layer 2, w2, rank 0: expert 3, row 0, group 0: the E8M0 scale is NaN (0xFF)" in last
+    assert "layer 2, w2, rank 0: expert 3, row 0, group 0 is NaN (E8M0 scale 255)" in last
     assert "--weights mxfp4" in last
 
 

@@ -23,7 +23,7 @@ def require_place(flag: str, path: Path) -> None:
         flag: what gave the path, for messages.
 
     Raises:
-        OperatorError: its directory does not exist, or it is itself a directory.
+        OperatorError: its directory does not exist, or it is itself a directory, a link or a device.
     """
     if not path.parent.is_dir():
         raise OperatorError(
@@ -35,6 +35,13 @@ def require_place(flag: str, path: Path) -> None:
         raise OperatorError(
             f"{flag} {printable(str(path))}: is a directory",
             remedy="name a file in it",
+            exit_code=ExitCode.USAGE,
+        )
+    # Replacing would put a file in the place of a device or of a link, not write through it.
+    if path.is_symlink() or (path.exists() and not path.is_file()):
+        raise OperatorError(
+            f"{flag} {printable(str(path))}: is a link or a device, which is not replaced",
+            remedy="name a file",
             exit_code=ExitCode.USAGE,
         )
 

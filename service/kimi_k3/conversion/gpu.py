@@ -189,7 +189,7 @@ def convert(
     if rows % STRIP_ROWS or groups % 2 or not Shape.of(rows, groups).fits_flags:
         # No published shape is such.
         return _convert_slowly(packed, e8m0, rule, layout, out, allow_nonfinite)
-    if out is None and not Shape.of(rows, groups).fits_registers:
+    if (out is None or out.data_ptr() == packed.data_ptr()) and not Shape.of(rows, groups).fits_registers:
         return _convert_by_expert(packed, e8m0, rule, layout, allow_nonfinite)
     launched = launch(packed, e8m0, packed if out is None else out, rule, layout)
     unusual = (_count_of(launched.flags, 2) > 0).nonzero().flatten()

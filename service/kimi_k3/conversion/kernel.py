@@ -6,7 +6,7 @@ takes.
 
 * A thread converts a group. Its four words of eight nibbles are transposed into four *bit planes* of 32 bits,
   in which one logical instruction works on all 32 codes. Counting the codes is a population count each.
-* The squared error of a candidate is a sum over these counts, in float32 but exact: see
+* The squared error of a candidate is a sum over these counts, in float32; the least one is exact: see
   :func:`kernel_tables.kernel_tables`. The number of the choice is added to 16 times the error, so one minimum
   finds both.
 * Levels are unions of the codes' planes; which ones is looked up by choice.
@@ -15,7 +15,7 @@ takes.
   its strips before it stores one, and the stores depend on a sum over what was loaded.
 
 Groups that are not ordinary, tiny or not finite, are left to a second launch with ``ORDINARY`` off: the first
-one does not store a part that holds such a group, and reports it.
+one reports a part that holds such a group, and in place does not store it.
 
 The masks of bits and the constant 15 are arguments and not constants on purpose. A compiler that knows a mask
 takes a selection of bits apart into two ands and an or; one that does not keeps it as one instruction (LOP3,
@@ -397,7 +397,8 @@ def convert_parts(
         choices_table: :func:`kernel_tables.choice_rows`.
         error_table: :func:`kernel_tables.largest_errors`.
         flags_out: ``[parts]`` int64, see :data:`FLAG_BITS`. With ``ORDINARY`` the third count is that of
-            groups that are not ordinary; if it is not 0 the part is not stored, and nothing else of it holds.
+            groups that are not ordinary; if it is not 0 nothing else of the part holds, and in place it is
+            not stored.
         square_out: ``[parts]`` float64; so ``energy_out``.
         error_out: ``[parts]`` int32, see :func:`kernel_tables.errors_of`.
         unusual_parts: without ``ORDINARY``, the parts to convert.

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kimi_k3.conversion.candidates import E8M0_BIAS, MAGNITUDES, NONFINITE_FROM
+from kimi_k3.conversion.candidates import E8M0_BIAS, GROUP_SIZE, MAGNITUDES, NONFINITE_FROM
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -50,6 +50,8 @@ class KernelTables:
         dropped_below: of the rule.
         normal_from: ``[code]``, of the rule.
         columns: see :func:`columns_of`.
+        sets: how many sets of candidates there are.
+        split: ``[code]``, whether some candidate represents it by 8 on the long side.
         nonfinite_from: ``[code]``.
     """
 
@@ -158,14 +160,17 @@ def kernel_tables(rule: Rule) -> KernelTables:
     """The constants of ``rule``.
 
     Raises:
-        ValueError: more than 16 choices, or errors that do not fit in the 31 bits of a kernel's sum.
+        ValueError: more than 16 choices, or errors that a kernel's sums cannot hold exactly.
     """
     choices = len(rule.candidates) * len(rule.signs)
     if choices > MOST_CHOICES or rule.signs not in ((1,), (1, -1)):
         raise ValueError(f"rule {rule.name} has {choices} choices, a kernel has {MOST_CHOICES}")
     short = [rule.squares(candidate.short_errors)[1:] for candidate in rule.candidates]
     long = [rule.squares(candidate.long_errors)[1:] for candidate in rule.candidates]
-    if rule.by_error and 32 * max(map(max, short)) * MOST_CHOICES >= 1 << 31:
+    # A kernel sums 16 times the error plus the choice's number in float32. Rounding keeps the order, so the
+    # least sum is right if it is exact, and it is if for some candidate no group's sum exceeds 24 bits.
+    largest = min(GROUP_SIZE * max(map(max, both)) for both in zip(short, long, strict=True))
+    if rule.by_error and MOST_CHOICES * largest + MOST_CHOICES > 1 << 24:
         raise ValueError(f"rule {rule.name} has errors too large for a kernel")
 
     sets = _level_sets(rule)

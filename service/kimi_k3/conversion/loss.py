@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     import numpy.typing as npt
 
@@ -59,6 +59,19 @@ def total(losses: Iterable[Loss]) -> Loss:
         energy=math.fsum(part.energy for part in parts),
         max_error=max((part.max_error for part in parts), default=0.0),
     )
+
+
+def worst(losses: Mapping[int, Loss]) -> tuple[int, float] | None:
+    """The expert of the highest relative MSE, the first of equals, and that; None if none has one.
+
+    Args:
+        losses: by the experts' numbers.
+    """
+    known = {
+        expert: relative for expert in sorted(losses) if (relative := losses[expert].relative_mse) is not None
+    }
+    expert = max(known, key=known.__getitem__, default=None)
+    return None if expert is None else (expert, known[expert])
 
 
 @dataclass(frozen=True)

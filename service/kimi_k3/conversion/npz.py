@@ -49,6 +49,7 @@ _BAD_ARCHIVE = (
     zlib.error,
     tokenize.TokenError,
     NotImplementedError,
+    RecursionError,
 )
 """What numpy lets through of an archive that is damaged, or holds pickled objects."""
 

@@ -72,7 +72,11 @@ def run_report(request: Request) -> int:
     if request.json_file is not None:
         require_place("--json", request.json_file)
     files = open_experts(request.checkpoint, request.layers)
-    header = ProgressHeader(checkpoint=files.identity, choices=request.choices)
+    header = ProgressHeader(
+        directory=printable(str(request.checkpoint.resolve())),
+        checkpoint=files.identity,
+        choices=request.choices,
+    )
     progress = ProgressFile(
         progress_path(request.json_file, header), header, resume=request.resume, notice=_say
     )
@@ -87,7 +91,11 @@ def run_report(request: Request) -> int:
             with replacing(request.json_file) as stream:
                 stream.write(report.model_dump_json(indent=1).encode() + b"\n")
         print_report(request.checkpoint, report)
-        progress.remove()
+        wanted = {(part.layer, part.projection) for part in parts}
+        if all((part.layer, part.projection) in wanted for part in progress.done):
+            progress.remove()
+        else:
+            _say(f"what {progress.path} knows of other layers is kept")
     return ExitCode.OK
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat
 
 from kimi_k3 import __version__
-from kimi_k3.conversion.loss import Loss, total
+from kimi_k3.conversion.loss import Loss, total, worst
 from kimi_k3.words.weights import Int4Layout, Projection, ScaleRule
 
 if TYPE_CHECKING:
@@ -132,10 +132,7 @@ def summarise_projection(
         bytes_mxfp4: of the nibbles and scales in the checkpoint.
     """
     loss = total(losses.values())
-    known = {
-        expert: relative for expert in sorted(losses) if (relative := losses[expert].relative_mse) is not None
-    }
-    worst = max(known, key=known.__getitem__, default=None)
+    highest = worst(losses)
     return ProjectionReport(
         layer=layer,
         projection=projection,
@@ -145,8 +142,8 @@ def summarise_projection(
         bytes_int4=bytes_mxfp4 + loss.groups,
         loss=LossFigures.of(loss),
         worst_expert=None
-        if worst is None
-        else WorstExpert(layer=layer, projection=projection, expert=worst, relative_mse=known[worst]),
+        if highest is None
+        else WorstExpert(layer=layer, projection=projection, expert=highest[0], relative_mse=highest[1]),
     )
 
 
@@ -154,7 +151,7 @@ def summarise(checkpoint: str, choices: Choices, parts: Iterable[ProjectionRepor
     """The report of all ``parts``, sorted by layer and projection."""
     order = list(Projection)
     ordered = tuple(sorted(parts, key=lambda part: (part.layer, order.index(part.projection))))
-    worst = [part.worst_expert for part in ordered if part.worst_expert is not None]
+    highest = [part.worst_expert for part in ordered if part.worst_expert is not None]
     return Report(
         checkpoint=checkpoint,
         choices=choices,
@@ -169,15 +166,19 @@ def summarise(checkpoint: str, choices: Choices, parts: Iterable[ProjectionRepor
         total=LossFigures.of(total(part.loss.loss for part in ordered)),
         bytes_mxfp4=sum(part.bytes_mxfp4 for part in ordered),
         bytes_int4=sum(part.bytes_int4 for part in ordered),
-        worst_expert=max(worst, key=lambda expert: expert.relative_mse, default=None),
+        worst_expert=max(highest, key=lambda expert: expert.relative_mse, default=None),
     )
 
 
 class ProgressHeader(_Model):
-    """First line of a progress file. Figures of runs whose headers are equal may be mixed."""
+    """First line of a progress file. Figures of runs whose headers are equal may be mixed.
+
+    ``directory`` is where the checkpoint lies: ``checkpoint`` is the same for others of its architecture.
+    """
 
     kind: Literal["kimi-k3 convert-report"] = "kimi-k3 convert-report"
     schema_version: Literal[1] = SCHEMA_VERSION
     version: str = __version__
+    directory: str
     checkpoint: str
     choices: Choices

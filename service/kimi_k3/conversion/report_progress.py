@@ -7,6 +7,7 @@ A line is written when its projection is finished, so being killed at any time c
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import os
 import stat
 from pathlib import Path
@@ -58,9 +59,8 @@ def progress_path(json_file: Path | None, header: ProgressHeader) -> Path:
         raise not_written(directory, error) from None
     choices = header.choices
     signs = "both-signs" if choices.negative_scale else "positive"
-    nonfinite = "-nonfinite" if choices.allow_nonfinite else ""
-    checkpoint = header.checkpoint.removeprefix("sha256:")[:16]
-    return directory / f"convert-report-{checkpoint}-{choices.rule}-{signs}{nonfinite}.partial"
+    report = hashlib.sha256(_figures(header).model_dump_json().encode()).hexdigest()[:16]
+    return directory / f"convert-report-{report}-{choices.rule}-{signs}.partial"
 
 
 class ProgressFile:
@@ -76,7 +76,8 @@ class ProgressFile:
             notice: told in one line of anything in the file that is not used.
 
         Raises:
-            OperatorError: another process writes it, it is some other file, or it cannot be written.
+            OperatorError: another process writes it, it is some other file or of another report, or it cannot
+                be written.
         """
         self.path = path
         try:
@@ -105,8 +106,15 @@ class ProgressFile:
             raise not_written(self.path, error) from None
 
     def remove(self) -> None:
-        """Delete the file: the report is complete."""
-        self.path.unlink(missing_ok=True)
+        """Delete the file: the report is complete.
+
+        Raises:
+            OperatorError: it cannot be deleted.
+        """
+        try:
+            self.path.unlink(missing_ok=True)
+        except OSError as error:
+            raise not_written(self.path, error) from None
 
     def close(self) -> None:
         """Give up the file and its lock."""
@@ -116,11 +124,17 @@ class ProgressFile:
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise OperatorError(
-                f"{printable(str(self.path))} is in use by another convert-report",
-                remedy="wait for it, or name another file with --json",
-                exit_code=ExitCode.IN_USE,
-            ) from None
+            raise self._in_use() from None
+        # The report that held it may have finished meanwhile, and deleted the name.
+        if not self.path.exists() or not os.path.samestat(os.fstat(self._file), self.path.stat()):
+            raise self._in_use()
+
+    def _in_use(self) -> OperatorError:
+        return OperatorError(
+            f"{printable(str(self.path))} is in use by another convert-report",
+            remedy="wait for it, or name another file with --json",
+            exit_code=ExitCode.IN_USE,
+        )
 
     def _begin(
         self, header: ProgressHeader, *, resume: bool, notice: Callable[[str], None]
@@ -134,9 +148,14 @@ class ProgressFile:
                 exit_code=ExitCode.USAGE,
             )
         found, valid, done = parse(raw)
-        if not resume or found != header:
-            if resume and raw:
-                notice(f"{self.path} is of another checkpoint, rule or version: the report starts anew")
+        if not resume or found is None or _figures(found) != _figures(header):
+            if resume and found is not None and done:
+                raise OperatorError(
+                    f"{printable(str(self.path))} holds {len(done)} projections of another report "
+                    f"({_difference(found, header)})",
+                    remedy="repeat that command to finish it, or give --no-resume to throw them away",
+                    exit_code=ExitCode.USAGE,
+                )
             valid, done = 0, ()
         elif valid < len(raw):
             notice(f"{self.path}: its last {len(raw) - valid} bytes are half-written and are ignored")
@@ -144,13 +163,28 @@ class ProgressFile:
         os.lseek(self._file, 0, os.SEEK_END)
         if not valid:
             self._write(header.model_dump_json())
-        return done
+        # A report that stops at such groups does not take over what one that counts them has passed.
+        allowed = header.choices.allow_nonfinite
+        return tuple(part for part in done if allowed or part.loss.nonfinite_groups == 0)
 
     def _write(self, line: str) -> None:
         data = memoryview(f"{line}\n".encode())
         while data:
             data = data[os.write(self._file, data) :]
         os.fsync(self._file)
+
+
+def _figures(header: ProgressHeader) -> ProgressHeader:
+    """The header of all reports with the same figures: whether other groups stop one changes none."""
+    choices = header.choices.model_copy(update={"allow_nonfinite": False})
+    return header.model_copy(update={"choices": choices})
+
+
+def _difference(found: ProgressHeader, wanted: ProgressHeader) -> str:
+    """What differs between two reports, in words."""
+    ours = wanted.model_dump(exclude={"choices"}) | wanted.choices.model_dump()
+    theirs = found.model_dump(exclude={"choices"}) | found.choices.model_dump()
+    return ", ".join(f"{name} {theirs[name]}" for name in ours if theirs[name] != ours[name])
 
 
 def parse(raw: bytes) -> tuple[ProgressHeader | None, int, tuple[ProjectionReport, ...]]:

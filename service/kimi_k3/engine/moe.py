@@ -23,7 +23,7 @@ from vllm.model_executor.utils import replace_parameter
 
 from kimi_k3.conversion.candidates import GROUP_SIZE, rule_named
 from kimi_k3.conversion.experts import convert_experts_
-from kimi_k3.conversion.loss import Loss, total
+from kimi_k3.conversion.loss import total, worst
 from kimi_k3.conversion.nonfinite import NonFiniteGroupError
 from kimi_k3.engine.memory import read_memory
 from kimi_k3.engine.reporter import rank_reporter
@@ -102,6 +102,7 @@ class KimiK3MoEMethod(Mxfp4MoEMethod):
                 "--allow-nonfinite converts such groups to zeros",
                 exit_code=ExitCode.BAD_CHECKPOINT,
             ) from None
+        highest = worst(dict(enumerate(losses)))
         replace_parameter(layer, f"{projection}_weight_scale", scales)
         rank_reporter().converted(
             ProjectionConversion(
@@ -115,16 +116,10 @@ class KimiK3MoEMethod(Mxfp4MoEMethod):
                 memory_before=memory_before,
                 memory_after=read_memory(),
                 **asdict(total(losses)),
-                **_worst(losses),
+                worst_expert=highest[0] if highest else None,
+                worst_expert_relative_mse=highest[1] if highest else None,
             )
         )
-
-
-def _worst(losses: tuple[Loss, ...]) -> dict[str, object]:
-    """Which of the rank's experts lost most, in proportion, and how much."""
-    relative = [(loss.relative_mse or 0.0, -expert) for expert, loss in enumerate(losses)]
-    worst, expert = max(relative)
-    return {"worst_expert": -expert, "worst_expert_relative_mse": worst}
 
 
 def layer_number(layer_name: str) -> int:

@@ -84,7 +84,8 @@ class ProjectionConversion(Record):
     ``relative_mse`` is sum((w - w')^2) / sum(w^2) over the rank's experts, where w are the
     checkpoint's values and w' what the kernel multiplies with; ``None`` when all weights are zero.
     ``max_error`` is max |w - w'|. Groups are runs of 32 weights along the input dimension; those with NaN or
-    infinite values (``nonfinite_groups``) are in no other figure. ``worst_expert`` counts from 0 on the rank.
+    infinite values (``nonfinite_groups``) are in no other figure. ``worst_expert`` counts from 0 on the rank;
+    ``None`` when all weights are zero.
     """
 
     layer: Count
@@ -102,8 +103,8 @@ class ProjectionConversion(Record):
     squared_error: NonNegativeFloat
     energy: NonNegativeFloat
     max_error: NonNegativeFloat
-    worst_expert: Count
-    worst_expert_relative_mse: NonNegativeFloat
+    worst_expert: Count | None = None
+    worst_expert_relative_mse: NonNegativeFloat | None = None
     memory_before: MemoryReading | None = None
     memory_after: MemoryReading | None = None
 

@@ -53,8 +53,10 @@ class RankLoss(Loss):
 
     rank: int
     experts: int = Field(description="Experts that the rank converted.")
-    worst_expert: int = Field(description="Which of them, from 0, lost most in proportion.")
-    worst_expert_relative_mse: float = Field(description="That expert's relative mean squared error.")
+    worst_expert: int | None = Field(description="Which of them, from 0, lost most in proportion.")
+    worst_expert_relative_mse: float | None = Field(
+        description="That expert's relative mean squared error; null when all weights are zero."
+    )
 
 
 class LayerLoss(Loss):
