@@ -22,9 +22,10 @@ Two rules choose among candidates:
 Why these eight scales for ``mse``. ``benchmarks/candidates.py`` searches sets for the least squared error
 against brute force over all bf16 scales of both signs, on Gaussian, Laplace and Student-t (3, 5) weights with
 the OCP and the round-up exponent. The best sets of 5, 6, 7, 8, 9 scales lose 2.0, 0.9, 0.6, 0.4, 0.3 %
-against it. The set here is the best one of seven, and 1.0: it changes next to nothing on such weights, but with it
-and 0.5 a group of few different values, as in sparse or hand-made matrices, is nearly always exact, and it
-costs no further table of levels. Sets whose products are exact in bf16 (0.5625, 0.6875, ...) lose 3 to 6 %.
+against it. The set here is the best one of seven, and 1.0: it changes next to nothing on such weights, but
+with it and 0.5 a group of few different values, as in sparse or hand-made matrices, is nearly always exact,
+and it costs no further table of levels. Sets whose products are exact in bf16 (0.5625, 0.6875, ...) lose 3 to
+6 %.
 """
 
 from __future__ import annotations
