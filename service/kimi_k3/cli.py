@@ -233,16 +233,17 @@ def convert_file(
 ) -> None:
     """Convert the experts in a file, to compare them with those of another implementation."""
     _require_numbers("convert-file")
-    from kimi_k3.conversion import npz
+    from kimi_k3.conversion.npz import convert_file as convert
+    from kimi_k3.conversion.report_models import Device
     from kimi_k3.plan.options import choose
     from kimi_k3.words.weights import Int4Layout, ScaleRule
 
-    npz.convert_file(
+    convert(
         given_path("IN", source),
         given_path("OUT", target),
         rule=choose("--rule", rule, ScaleRule),
         layout=choose("--layout", layout, Int4Layout),
-        device=choose("--device", device, npz.Device),
+        device=choose("--device", device, Device),
         negative_scale=negative_scale,
         allow_nonfinite=allow_nonfinite,
     )

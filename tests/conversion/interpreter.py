@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import ModuleType
 
-_MODULES = ("kernel", "gpu")
+_MODULES = ("kernel_groups", "kernel", "gpu")
 #: Whatever the interpreter, or this module, gives other attributes.
 _PATCHED: tuple[Any, ...] = (
     tl,

@@ -24,7 +24,7 @@ from triton.backends import backends
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from kimi_k3.conversion import gpu, kernel
+from kimi_k3.conversion import gpu, kernel, kernel_groups
 from kimi_k3.conversion.candidates import mse_rule
 from kimi_k3.conversion.kernel_tables import kernel_tables
 
@@ -55,7 +55,7 @@ def _compile(backend: str, groups: int, **options: int) -> Any:
     numbers = {
         "rows": ROWS[groups],
         "allowed": 0,
-        **{f"mask_{number}": mask for number, mask in enumerate(kernel.BIT_MASKS)},
+        **{f"mask_{number}": mask for number, mask in enumerate(kernel_groups.BIT_MASKS)},
         "fifteen": kernel.ROW_MASK,
     }
     constants = {

@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kimi_k3.conversion.layout import (
-    NIBBLE_ORDER,
     STRIP_ROWS,
     WORDS_PER_GROUP,
     arrange_levels,
@@ -25,6 +24,8 @@ from kimi_k3.words.weights import Int4Layout
 from .groups import GOLDEN_NAMES, golden
 
 PLAIN, AITER = Int4Layout.PLAIN, Int4Layout.AITER
+#: Which of a word's eight values stands in its nibble 0, 1, ... 7, as AITER's kernels unpack them.
+NIBBLE_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 SIZES = st.integers(1, 4)
 
 

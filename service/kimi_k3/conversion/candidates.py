@@ -40,6 +40,9 @@ GROUP_SIZE = 32
 MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 """Values of the E2M1 codes 0-7; bit 3 of a code is the sign (OCP Microscaling Formats 1.0, section 5.3.3)."""
 
+FOURFOLD_SQUARES = tuple(int(4 * magnitude**2) for magnitude in MAGNITUDES)
+"""Whole numbers: a group's energy is a quarter of their sum, times ``4^e``."""
+
 E8M0_BIAS = 127
 E8M0_NAN = 255
 
@@ -101,14 +104,44 @@ class Candidate:
 
 
 @dataclass(frozen=True)
+class Option:
+    """A candidate with the sign of its scale: what a group can get.
+
+    Attributes:
+        candidate: the scale and its levels.
+        sign: 1 or -1; with a positive scale the negative codes are on the long side.
+    """
+
+    candidate: Candidate
+    sign: int
+
+    @property
+    def bits(self) -> int:
+        """bf16 bits of the signed scale, for e = 0."""
+        return self.candidate.bits + (0x8000 if self.sign < 0 else 0)
+
+    @property
+    def levels(self) -> tuple[int, ...]:
+        """Per code 0-15, the level in -8 to 7."""
+        short, long = self.candidate.short, tuple(-level for level in self.candidate.long)
+        return short + long if self.sign > 0 else long + short
+
+    @property
+    def errors(self) -> tuple[float, ...]:
+        """Per code 0-15, what is lost."""
+        short, long = self.candidate.short_errors, self.candidate.long_errors
+        return short + long if self.sign > 0 else long + short
+
+
+@dataclass(frozen=True)
 class Rule:
     """How a group's scale is chosen.
 
     Attributes:
         name: ``mse`` or ``amax``.
         candidates: in order of preference. With ``by_error`` all compete. Otherwise the candidate follows
-            from the group: that of its largest code k (k - 1), or if it is clamped, that of its E8M0 byte b
-            (7 + b - dropped_below).
+            from the group: that of its largest code k (k - 1), or if it is clamped, that of its E8M0 byte
+            (see :attr:`clamped_offset`).
         by_error: whether the least squared error decides.
         signs: the signs a scale may have, in order of preference.
         fraction_bits: errors are multiples of 2 to minus this.
@@ -123,6 +156,21 @@ class Rule:
     fraction_bits: int
     normal_from: tuple[int, ...]
     dropped_below: int
+
+    @property
+    def options(self) -> tuple[Option, ...]:
+        """Every candidate with every sign, in order of preference."""
+        return tuple(Option(candidate, sign) for candidate in self.candidates for sign in self.signs)
+
+    @property
+    def sided_codes(self) -> tuple[int, ...]:
+        """The codes of 1-7 whose level is 8 for some candidate, so that it matters which side they are on."""
+        return tuple(code for code in range(1, 8) if any(one.long[code] == 8 for one in self.candidates))
+
+    @property
+    def clamped_offset(self) -> int:
+        """Added to a clamped group's E8M0 byte: the number of its candidate, behind those of the codes."""
+        return len(MAGNITUDES) - 1 - self.dropped_below
 
     def squares(self, errors: tuple[float, ...]) -> tuple[int, ...]:
         """Squared errors as whole numbers of ``2^-(2 * fraction_bits)``."""

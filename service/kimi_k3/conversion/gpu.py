@@ -11,7 +11,8 @@ import torch
 
 from kimi_k3.conversion import reference
 from kimi_k3.conversion.candidates import GROUP_SIZE
-from kimi_k3.conversion.kernel import BIT_MASKS, FLAG_BITS, ROW_MASK, convert_parts
+from kimi_k3.conversion.kernel import FLAG_BITS, ROW_MASK, convert_parts
+from kimi_k3.conversion.kernel_groups import BIT_MASKS
 from kimi_k3.conversion.kernel_tables import choice_rows, errors_of, kernel_tables, largest_errors
 from kimi_k3.conversion.layout import STRIP_ROWS, WORDS_PER_GROUP, check_shape
 from kimi_k3.conversion.loss import Tally, joined

@@ -10,12 +10,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from itertools import product
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kimi_k3.conversion.candidates import E8M0_BIAS, GROUP_SIZE, MAGNITUDES, NONFINITE_FROM
+from kimi_k3.conversion.candidates import E8M0_BIAS, FOURFOLD_SQUARES, GROUP_SIZE, MAGNITUDES, NONFINITE_FROM
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -48,6 +47,7 @@ class KernelTables:
         by_error: whether the least error decides.
         fraction_bits: of the rule.
         dropped_below: of the rule.
+        clamped_offset: of the rule.
         normal_from: ``[code]``, of the rule.
         columns: see :func:`columns_of`.
         sets: how many sets of candidates there are.
@@ -65,6 +65,7 @@ class KernelTables:
     by_error: bool
     fraction_bits: int
     dropped_below: int
+    clamped_offset: int
     normal_from: tuple[int, ...]
     columns: tuple[tuple[int, bool], ...]
     sets: int
@@ -142,11 +143,11 @@ def choice_rows(rule: Rule) -> npt.NDArray[np.int32]:
         of which nothing is kept.
     """
     sets = _distinct(_level_sets(rule))
-    rows = np.zeros((len(rule.candidates) * len(rule.signs) + 1, _stride(len(sets))), dtype=np.int32)
-    for choice, (number, sign) in enumerate(product(range(len(rule.candidates)), rule.signs)):
-        rows[choice, 0] = rule.candidates[number].bits + (0x8000 if sign < 0 else 0)
-        rows[choice, 1 : 1 + len(sets)] = [-(number in one) for one in sets]
-        rows[choice, 1 + len(sets)] = -(sign < 0)
+    rows = np.zeros((len(rule.options) + 1, _stride(len(sets))), dtype=np.int32)
+    for choice, option in enumerate(rule.options):
+        rows[choice, 0] = option.bits
+        rows[choice, 1 : 1 + len(sets)] = [-(choice // len(rule.signs) in one) for one in sets]
+        rows[choice, 1 + len(sets)] = -(option.sign < 0)
     return rows
 
 
@@ -162,7 +163,7 @@ def kernel_tables(rule: Rule) -> KernelTables:
     Raises:
         ValueError: more than 16 choices, or errors that a kernel's sums cannot hold exactly.
     """
-    choices = len(rule.candidates) * len(rule.signs)
+    choices = len(rule.options)
     if choices > MOST_CHOICES or rule.signs not in ((1,), (1, -1)):
         raise ValueError(f"rule {rule.name} has {choices} choices, a kernel has {MOST_CHOICES}")
     short = [rule.squares(candidate.short_errors)[1:] for candidate in rule.candidates]
@@ -181,26 +182,28 @@ def kernel_tables(rule: Rule) -> KernelTables:
         squares=tuple(short),
         long_squares=tuple(long),
         sided=tuple(8 in candidate.long for candidate in rule.candidates),
-        energies=tuple(int(4 * MAGNITUDES[code] ** 2) for code in CODES),
+        energies=FOURFOLD_SQUARES[1:],
         signs=len(rule.signs),
         by_error=rule.by_error,
         fraction_bits=rule.fraction_bits,
         dropped_below=rule.dropped_below,
+        clamped_offset=rule.clamped_offset,
         normal_from=rule.normal_from[1:],
         columns=columns_of(rule),
         sets=len(numbers),
-        split=tuple(any(candidate.long[code] == 8 for candidate in rule.candidates) for code in CODES),
+        split=tuple(code in rule.sided_codes for code in CODES),
         nonfinite_from=NONFINITE_FROM[1:],
     )
 
 
 def columns_of(rule: Rule) -> tuple[tuple[int, bool], ...]:
-    """What of a group decides its largest error: (code, whether on the long side), one bit of a pattern each.
+    """What of a group decides its largest error: (code, whether negative), one bit of a pattern each.
 
-    A code whose level is the same on both sides, for every candidate, is one column, as if short.
+    A code whose level is the same on both sides, for every candidate, is one column, as if positive.
     """
-    split = {code for code in CODES if any(candidate.long[code] == 8 for candidate in rule.candidates)}
-    return tuple((code, side) for code in CODES for side in ((False, True) if code in split else (False,)))
+    return tuple(
+        (code, negative) for code in CODES for negative in (False, True)[: 1 + (code in rule.sided_codes)]
+    )
 
 
 @cache
@@ -208,18 +211,12 @@ def largest_errors(rule: Rule) -> npt.NDArray[np.int32]:
     """Keys of the largest error of a group, by the columns that stand in it.
 
     Returns:
-        ``[candidates + 1, 2^columns]`` int32, see :func:`errors_of`; the last row is for groups of which
+        ``[choices + 1, 2^columns]`` int32, see :func:`errors_of`; the last row is for groups of which
         nothing is kept.
     """
     columns = columns_of(rule)
-    sides = [
-        (candidate.short_errors, candidate.long_errors)[::sign]
-        for candidate in rule.candidates
-        for sign in rule.signs
-    ]
-    rows = [
-        [both[negative][code] for code, negative in columns] for both in (*sides, (MAGNITUDES, MAGNITUDES))
-    ]
+    by_code = [*(option.errors for option in rule.options), MAGNITUDES * 2]
+    rows = [[errors[code + 8 * negative] for code, negative in columns] for errors in by_code]
     present = np.arange(1 << len(columns))[:, None] >> np.arange(len(columns)) & 1
     errors = (present * np.array(rows)[:, None, :]).max(axis=-1)
     keys: npt.NDArray[np.int32] = errors.astype(np.float32).view(np.int32) >> _KEY_SHIFT

@@ -27,9 +27,6 @@ STRIP_ROWS = 16
 WORDS_PER_GROUP = 4
 """32-bit words of a group's 32 nibbles."""
 
-NIBBLE_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
-"""In the AITER layout, which of a word's eight values stands in its nibble 0, 1, ... 7."""
-
 
 def check_shape(layout: Int4Layout, rows: int, groups: int) -> None:
     """Refuse matrices that the layout cannot hold.

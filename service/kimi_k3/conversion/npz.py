@@ -6,7 +6,6 @@ from __future__ import annotations
 import tokenize
 import zipfile
 import zlib
-from enum import StrEnum
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -18,7 +17,7 @@ from kimi_k3.conversion.candidates import GROUP_SIZE, Rule, rule_named
 from kimi_k3.conversion.layout import check_shape
 from kimi_k3.conversion.loss import Tally, total
 from kimi_k3.conversion.nonfinite import NonFiniteGroupError
-from kimi_k3.conversion.report_models import FileReport, LossFigures
+from kimi_k3.conversion.report_models import Device, FileReport, LossFigures
 from kimi_k3.errors import ExitCode, OperatorError
 from kimi_k3.files import open_regular
 
@@ -32,13 +31,6 @@ if TYPE_CHECKING:
     Bytes = npt.NDArray[np.uint8]
 
 
-class Device(StrEnum):
-    """What converts; ``cuda`` is torch's word for ROCm devices as well."""
-
-    CPU = "cpu"
-    CUDA = "cuda"
-
-
 PACKED, E8M0 = "mxfp4_packed", "e8m0"
 """Names of the arrays that are read."""
 
@@ -48,6 +40,7 @@ _BAD_ARCHIVE = (
     zipfile.BadZipFile,
     zlib.error,
     tokenize.TokenError,
+    # From zipfile, of a compression it does not know.
     NotImplementedError,
     RecursionError,
 )

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from kimi_k3.conversion.candidates import (
+    E8M0_BIAS,
     E8M0_NAN,
     GROUP_SIZE,
     INFINITE_SCALE_BITS,
@@ -29,13 +30,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class _Tables:
-    """A rule as tensors. Axis s is the sign of the scale, c the candidate, code the 16 E2M1 codes.
+    """A rule as tensors: a row per option, and 16 columns, one per E2M1 code.
 
     Attributes:
-        bits: ``[c]`` int32, bf16 bits of the positive scale at exponent 0.
-        levels: ``[c, s, code]`` int8.
-        squares: ``[c, s, code]`` int64, squared errors in units of ``2^-(2 * fraction_bits)``.
-        errors: ``[c, s, code]`` float64.
+        bits: ``[option]`` int32, bf16 bits of the scale at exponent 0.
+        levels: ``[option, code]`` int8.
+        squares: ``[option, code]`` int64, squared errors in units of ``2^-(2 * fraction_bits)``.
+        errors: ``[option, code]`` float64.
     """
 
     bits: torch.Tensor
@@ -46,24 +47,12 @@ class _Tables:
 
 @cache
 def _tables(rule: Rule, device: torch.device) -> _Tables:
-    levels, errors = [], []
-    for candidate in rule.candidates:
-        # Codes 0-7 are positive, 8-15 negative. With a positive scale the negative side is the long one.
-        up = (*candidate.short, *(-level for level in candidate.long))
-        down = (*(-level for level in candidate.long), *candidate.short)
-        up_errors = (*candidate.short_errors, *candidate.long_errors)
-        down_errors = (*candidate.long_errors, *candidate.short_errors)
-        levels.append([up if sign > 0 else down for sign in rule.signs])
-        errors.append([up_errors if sign > 0 else down_errors for sign in rule.signs])
+    options = rule.options
     return _Tables(
-        bits=torch.tensor(
-            [candidate.bits for candidate in rule.candidates], dtype=torch.int32, device=device
-        ),
-        levels=torch.tensor(levels, dtype=torch.int8, device=device),
-        squares=torch.tensor(
-            [[rule.squares(side) for side in both] for both in errors], dtype=torch.int64, device=device
-        ),
-        errors=torch.tensor(errors, dtype=torch.float64, device=device),
+        bits=torch.tensor([one.bits for one in options], dtype=torch.int32, device=device),
+        levels=torch.tensor([one.levels for one in options], dtype=torch.int8, device=device),
+        squares=torch.tensor([rule.squares(one.errors) for one in options], device=device),
+        errors=torch.tensor([one.errors for one in options], dtype=torch.float64, device=device),
     )
 
 
@@ -99,18 +88,15 @@ def convert(
     dropped = clamped & (byte < rule.dropped_below)
 
     if rule.by_error:
-        errors = torch.stack([row[codes].sum(-1) for row in tables.squares.flatten(0, 1)], dim=-1)
-        best = errors.argmin(-1)
-        candidate, sign = best // len(rule.signs), best % len(rule.signs)
+        option = torch.stack([row[codes].sum(-1) for row in tables.squares], dim=-1).argmin(-1)
     else:
-        candidate = torch.where(clamped & ~dropped, 7 + byte - rule.dropped_below, (largest - 1).clamp(min=0))
-        sign = torch.zeros_like(candidate)
-    chosen = (candidate[..., None], sign[..., None], codes)
+        of_byte, of_code = byte + rule.clamped_offset, (largest - 1).clamp(min=0)
+        option = torch.where(clamped & ~dropped, of_byte, of_code) * len(rule.signs)
+    chosen = (option[..., None], codes)
 
     lost = zero | nonfinite | dropped
     levels = torch.where(lost[..., None], 0, tables.levels[chosen])
-    negative = torch.tensor([value < 0 for value in rule.signs], device=packed.device)[sign]
-    bits = tables.bits[candidate] + 128 * (e8m0.int() - 127) + 0x8000 * negative
+    bits = tables.bits[option] + 128 * (e8m0.int() - E8M0_BIAS)
     bits = torch.where(zero | dropped, ZERO_SCALE_BITS, bits)
     bits = torch.where(nonfinite, torch.where(byte == E8M0_NAN, NAN_SCALE_BITS, INFINITE_SCALE_BITS), bits)
     scales = bits.to(torch.uint16).view(torch.bfloat16)

@@ -7,6 +7,7 @@ Groups are runs of 32 weights along the input dimension. A number that cannot be
 from __future__ import annotations
 
 from dataclasses import asdict
+from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Final, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat
@@ -56,6 +57,13 @@ class LossFigures(_Model):
         return Loss(**self.model_dump(exclude={"relative_mse"}))
 
 
+class Device(StrEnum):
+    """What converts a file; ``cuda`` is torch's word for ROCm devices as well."""
+
+    CPU = "cpu"
+    CUDA = "cuda"
+
+
 class FileReport(_Model):
     """What ``convert-file`` says about its conversion; ``experts`` in the order of the file."""
 
@@ -63,7 +71,7 @@ class FileReport(_Model):
     version: str = __version__
     rule: ScaleRule
     layout: Int4Layout
-    device: Literal["cpu", "cuda"]
+    device: Device
     negative_scale: bool
     total: LossFigures
     experts: tuple[LossFigures, ...]
