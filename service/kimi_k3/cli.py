@@ -294,7 +294,7 @@ def run(arguments: list[str]) -> int:
         return fail(_usage(error), ExitCode.USAGE)
     except (KeyboardInterrupt, typer.Abort):
         print("kimi-k3: interrupted", file=sys.stderr)
-        return 130
+        return ExitCode.INTERRUPTED
     except BrokenPipeError:
         # The reader has seen enough.
         return 141

@@ -24,6 +24,7 @@ class ExitCode(IntEnum):
     IN_USE = 5
     STATE = 6
     ENGINE = 7
+    INTERRUPTED = 130
 
 
 class OperatorError(Exception):

@@ -39,9 +39,6 @@ if TYPE_CHECKING:
     from kimi_k3.conversion.loss import Loss
     from kimi_k3.conversion.report_view import Watch
 
-INTERRUPTED = 130
-"""Exit code after a Ctrl-C."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
@@ -85,7 +82,7 @@ def run_report(request: Request) -> int:
             parts = _measure(request, files, progress)
         except KeyboardInterrupt:
             _say(f"interrupted; run the same command again to continue from {progress.path}")
-            return INTERRUPTED
+            return ExitCode.INTERRUPTED
         report = summarise(files.identity, request.choices, parts)
         if request.json_file is not None:
             with replacing(request.json_file) as stream:
