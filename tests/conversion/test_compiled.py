@@ -91,13 +91,13 @@ def _compile(backend: str, groups: int, **options: int) -> Any:
 def _places(assembly: str, instruction: str, function: Any = None) -> list[int]:
     """Lines of instructions, of all or of those that were made of a function of the kernel."""
     lines, first = inspect.getsourcelines((function or kernel.convert_parts).fn)
-    found, line = [], 0
+    here = {(Path(kernel.__file__).name, first + line) for line in range(len(lines))}
+    files = dict(re.findall(r'^\t\.file\t(\d+) .*"([^"\n]+)"$', assembly, re.MULTILINE))
+    found, place = [], ("", 0)
     for number, text in enumerate(assembly.splitlines()):
-        if location := re.match(r"\s+\.loc\s+1 (\d+)", text):
-            line = int(location[1])
-        elif re.match(rf"\s+{instruction}\b", text) and (
-            function is None or first <= line < first + len(lines)
-        ):
+        if location := re.match(r"\s+\.loc\s+(\d+) (\d+)", text):
+            place = (files[location[1]], int(location[2]))
+        elif re.match(rf"\s+{instruction}\b", text) and (function is None or place in here):
             found.append(number)
     return found
 
