@@ -18,7 +18,7 @@ from kimi_k3.conversion.cpu_kernel import (
     NONFINITE,
     SQUARED_ERROR,
     ZERO,
-    strips_kernel,
+    parts_kernel,
 )
 from kimi_k3.conversion.layout import STRIP_ROWS, check_shape
 from kimi_k3.conversion.loss import Tally
@@ -32,8 +32,10 @@ if TYPE_CHECKING:
 
     Octets = npt.NDArray[np.uint8]
 
-# About a millisecond's work: little beside it is the call, and the threads end together.
-_STRIPS_PER_TASK = 32
+# Enough for the loops over them, few enough for the second-level cache.
+_GROUPS_PER_PART = 1 << 11
+# About half a millisecond's work: little beside it is the call, and the threads end together.
+_PARTS_PER_TASK = 32
 
 
 def convert(
@@ -59,7 +61,7 @@ def convert(
 
     Returns:
         The scales' bf16 bits in the layout's shape, ``[E, N, G]`` or ``[E, G / 2, N, 2]`` uint16; and what
-        was counted, one part per strip of 16 rows.
+        was counted, a part being one or more strips of 16 rows.
 
     Raises:
         NonFiniteGroupError: a group is not finite and that is not allowed. Nothing has been written.
@@ -74,23 +76,25 @@ def convert(
         require_finite(packed, e8m0)
     aiter = layout is Int4Layout.AITER
     scales = np.empty((experts, groups // 2, rows, 2) if aiter else e8m0.shape, np.uint16)
-    strips = -(-rows // STRIP_ROWS)
-    counts = np.zeros((experts, strips, 4), np.int64)
-    sums = np.zeros((experts, strips, 3), np.float64)
+    part_rows = STRIP_ROWS * max(1, _GROUPS_PER_PART // (STRIP_ROWS * max(1, groups)))
+    parts = -(-rows // part_rows)
+    counts = np.zeros((experts, parts, 4), np.int64)
+    sums = np.zeros((experts, parts, 3), np.float64)
     arrays = (
-        packed.reshape(-1).view(np.uint64),
+        packed.reshape(-1),
         e8m0.reshape(-1),
-        out.reshape(-1).view(np.uint64),
+        out.reshape(-1),
         scales.reshape(-1),
     )
-    kernel = strips_kernel(rule)
+    kernel = parts_kernel(rule)
+    flat = counts.reshape(-1, counts.shape[-1]), sums.reshape(-1, sums.shape[-1])
 
     def task(first: int) -> None:
-        last = min(first + _STRIPS_PER_TASK, experts * strips)
-        kernel(*arrays, counts.reshape(-1, 4), sums.reshape(-1, 3), rows, groups, aiter, first, last)
+        last = min(first + _PARTS_PER_TASK, experts * parts)
+        kernel(*arrays, *flat, rows, groups, part_rows, aiter, first, last)
 
     with ThreadPoolExecutor(threads or len(os.sched_getaffinity(0))) as pool:
-        list(pool.map(task, range(0, experts * strips, _STRIPS_PER_TASK)))
+        list(pool.map(task, range(0, experts * parts if groups else 0, _PARTS_PER_TASK)))
     return scales, Tally(
         groups_per_expert=rows * groups,
         lossless=counts[..., LOSSLESS],

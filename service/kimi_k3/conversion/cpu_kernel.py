@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The conversion of strips of 16 rows on a core, in numba.
+"""The conversion of parts of a matrix on a core, in numba.
 
 A group's 32 nibbles are four 32-bit words. Transposed bit by bit they are four *planes* of one word each,
-three of the magnitudes and one of the signs, and what the tables ask for becomes logic on words: where
-magnitude m stands, how often, how often with a minus, and the planes of the levels. LLVM vectorises these
-loops over groups; a rule's numbers are constants of the code that is compiled for it. Strips of 16 rows pass
-one after another through buffers that stay in the second-level cache, so a conversion in place is the same
-code.
+three of the magnitudes and one of the signs. Logic on the planes tells where magnitude m stands; how often,
+and how often with a minus, decides the scale. LLVM vectorises that loop over groups; a rule's numbers are
+constants of the code that is compiled for it. With the scale chosen, levels are looked up for 16 bytes of
+codes at once. Parts of 16 or more rows pass one after another through buffers that stay in the second-level
+cache, so a conversion in place is the same code.
 
 Why numba: vLLM depends on it, so it is wherever this runs, in the version of requirements.lock. C would need
 a compiler on the host or a wheel per platform; torch's inductor needs that compiler as well, and torch.
@@ -21,9 +21,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 import numpy as np
-from numba import njit, types
-from numba.core import cgutils
-from numba.extending import intrinsic
+from numba import njit
 
 from kimi_k3.conversion.candidates import (
     E8M0_BIAS,
@@ -36,6 +34,7 @@ from kimi_k3.conversion.candidates import (
     NONFINITE_FROM,
     ZERO_SCALE_BITS,
 )
+from kimi_k3.conversion.cpu_instructions import least_key, popcount, rewrite
 from kimi_k3.conversion.layout import STRIP_ROWS
 
 if TYPE_CHECKING:
@@ -57,8 +56,7 @@ LOSSLESS, ZERO, NONFINITE, CLAMPED = range(4)
 """Columns of what a kernel counts."""
 SQUARED_ERROR, ENERGY, MAX_ERROR = range(3)
 """Columns of what it sums up."""
-# What a strip's words are, one of each per group: planes of the codes, presence, energy, levels.
-_BIT0, _BIT1, _BIT2, _SIGN, _PRESENT, _FOURFOLD_ENERGY, _LEVELS = range(7)
+_GROUP_BYTES = GROUP_SIZE // 2
 
 
 def _compiled(function: _Function) -> _Function:
@@ -77,21 +75,22 @@ class _Tables(NamedTuple):
         zero: the option of groups of zeros; next come those of dropped, infinite and NaN ones.
         forced: ``[8, 256]``, by the largest code and the E8M0 byte, the option; -1 where the errors decide.
         clamped: ``[8, 256]`` bool, whether such a group counts as clamped.
-        ordinary: ``[256]`` bool, the E8M0 bytes for which the errors decide unless a group is zero.
-        squares: ``[option, 16]`` float64, squared errors by code.
-        worst: ``[option, presence]`` float32, the largest error; see :func:`_worst`.
-        levels: ``[option]`` uint32, levels of codes 1-7 on the long side, four bits each; bit 31 for a
-            negative scale.
+        ordinary: the E8M0 bytes of groups that, unless they are zero, have the option of the least key.
+        errors: ``[option, 16]`` float64, by code.
+        ranks: ``[option, 16]`` uint8, the places of those errors in ``ranked``.
+        ranked: float64, all errors, the smallest first.
+        levels: ``[option, 16]`` uint8, by code, int4 in the low bits.
         bits: ``[option, 256]`` uint16, of the scale, by the E8M0 byte.
     """
 
     zero: int
     forced: npt.NDArray[np.int64]
     clamped: npt.NDArray[np.bool_]
-    ordinary: npt.NDArray[np.bool_]
-    squares: Floats
-    worst: npt.NDArray[np.float32]
-    levels: Words
+    ordinary: range
+    errors: Floats
+    ranks: Octets
+    ranked: Floats
+    levels: Octets
     bits: npt.NDArray[np.uint16]
 
 
@@ -110,57 +109,23 @@ def _tables(rule: Rule) -> _Tables:
 
     nothing = np.zeros(16)
     errors = np.array([*(one.errors for one in options), nothing, MAGNITUDES * 2, nothing, nothing])
+    ranked, ranks = np.unique(errors, return_inverse=True)
+    assert len(ranked) <= 256
+    levels = [*(one.levels for one in options), *[(0,) * 16] * 4]
     scales = np.array([one.bits for one in options])
     special = np.array([ZERO_SCALE_BITS, ZERO_SCALE_BITS, INFINITE_SCALE_BITS, NAN_SCALE_BITS])
     bits = (scales[:, None] + 128 * (byte - E8M0_BIAS), np.repeat(special[:, None], 256, axis=1))
-    levels = [
-        sum(level << 4 * code - 4 for code, level in enumerate(one.candidate.long) if code)
-        | (one.sign < 0) << 31
-        for one in options
-    ]
     return _Tables(
         zero=zero,
         forced=forced,
         clamped=clamped,
-        ordinary=np.all((forced[1:] < 0) & ~clamped[1:], axis=0),
-        squares=errors**2,
-        worst=_worst(errors, rule.sided_codes),
-        levels=np.array([*levels, 0, 0, 0, 0], np.uint32),
+        ordinary=range(max(rule.normal_from), min(NONFINITE_FROM)),
+        errors=errors,
+        ranks=ranks.reshape(errors.shape).astype(np.uint8),
+        ranked=ranked,
+        levels=(np.array(levels) & 15).astype(np.uint8),
         bits=(np.concatenate(bits) & 0xFFFF).astype(np.uint16),
     )
-
-
-def _worst(errors: Floats, sided: tuple[int, ...]) -> npt.NDArray[np.float32]:
-    # A presence says which codes a group has. Bits 0-6: codes 1-7, of a sided code the positive ones. From
-    # bit 7 on: negative ones of sided codes, 7 first, for these are the largest and the table stays small.
-    lowest = min(sided, default=8)
-    presence = np.arange(1 << (7 + 8 - lowest))
-    worst = np.zeros((len(errors), len(presence)))
-    for code in range(1, 8):
-        positive, negative = errors[:, code, None], errors[:, 8 + code, None]
-        if code in sided:
-            worst = np.maximum(worst, negative * (presence >> (14 - code) & 1))
-        worst = np.maximum(worst, positive * (presence >> (code - 1) & 1))
-    return worst.astype(np.float32)
-
-
-def _generate_popcount(_: Any, word: Any) -> Any:
-    return types.uint32(types.uint32), lambda context, builder, signature, arguments: builder.ctpop(
-        *arguments
-    )
-
-
-def _generate_spread(_: Any, word: Any, bit: Any) -> Any:
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        top = arguments[0].type(31)
-        return builder.ashr(builder.shl(arguments[0], builder.sub(top, arguments[1])), top)
-
-    return types.uint32(types.uint32, types.uint32), generate
-
-
-# numba computes with 64 bits wherever it can, which costs half of a vector's lanes.
-_popcount = intrinsic(_generate_popcount)
-_spread = intrinsic(_generate_spread)  # A word of copies of one bit.
 
 
 @_inline
@@ -197,126 +162,69 @@ def _masks(b0: np.uint32, b1: np.uint32, b2: np.uint32) -> tuple[np.uint32, ...]
 @_inline
 def _counts(masks: tuple[np.uint32, ...], side: np.uint32) -> tuple[np.uint32, ...]:
     return (
-        _popcount(masks[0] & side),
-        _popcount(masks[1] & side),
-        _popcount(masks[2] & side),
-        _popcount(masks[3] & side),
-        _popcount(masks[4] & side),
-        _popcount(masks[5] & side),
-        _popcount(masks[6] & side),
+        popcount(masks[0] & side),
+        popcount(masks[1] & side),
+        popcount(masks[2] & side),
+        popcount(masks[3] & side),
+        popcount(masks[4] & side),
+        popcount(masks[5] & side),
+        popcount(masks[6] & side),
     )
 
 
-def _least_key(rule: Rule) -> tuple[Any, Any, int]:
-    """The choice by error, as straight code without the terms that are 0.
-
-    Returns:
-        A function of the counts of codes 1-7, and of the negative ones among them, that gives the least key,
-        ``squared error << shift | option``; the key's numpy type; and the shift.
-    """
-    options = [
-        (number, rule.squares(one.candidate.short_errors), rule.squares(one.candidate.long_errors), one.sign)
-        for number, one in enumerate(rule.options)
-        # The same errors with another sign would not win.
-        if rule.by_error and (number % len(rule.signs) == 0 or one.candidate.short != one.candidate.long)
-    ]
-    # Keys also hold the options that keep nothing.
-    shift = (len(rule.options) + 3).bit_length()
-    most = max((GROUP_SIZE * max(*short, *long) for _, short, long, _ in options), default=0) << shift
-    assert most < 2**63
-    key = types.uint32 if most < 2**31 else types.uint64
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        word = context.get_value_type(key)
-
-        def counts(argument: Any) -> list[Any]:
-            values = cgutils.unpack_tuple(builder, argument)
-            return values if key is types.uint32 else [builder.zext(value, word) for value in values]
-
-        def add(total: Any, count: Any, weight: int) -> Any:
-            return builder.add(total, builder.mul(count, word(weight << shift))) if weight else total
-
-        every, negative = counts(arguments[0]), counts(arguments[1])
-        least = word(0)
-        for option, short, long, sign in options:
-            value = word(0)
-            for code in range(1, 8):
-                value = add(value, every[code - 1], short[code])
-            for code in range(1, 8):
-                if long[code] != short[code]:
-                    below = negative[code - 1]
-                    side = below if sign > 0 else builder.sub(every[code - 1], below)
-                    value = add(value, side, long[code] - short[code])
-            value = builder.add(value, word(option))
-            better = builder.icmp_unsigned("<", value, least)
-            least = builder.select(better, value, least) if option else value
-        return least
-
-    def typed(_: Any, every: Any, negative: Any) -> Any:
-        return key(every, negative), generate
-
-    return intrinsic(typed), getattr(np, key.name), shift
-
-
 @cache
-def strips_kernel(rule: Rule) -> Callable[..., None]:
+def parts_kernel(rule: Rule) -> Callable[..., None]:
     """The kernel of a rule, for what :func:`cpu.convert` gives it; compiled when it is first called."""
-    zero, forced, clamped, ordinary, squares, worst, levels, bits = _tables(rule)
+    zero, forced, clamped, ordinary, errors, ranks, ranked, levels, bits = _tables(rule)
+    first_ordinary, last_ordinary = ordinary[0], ordinary[-1]
     units = 2.0 ** (np.arange(256) - E8M0_BIAS)
-    # One bit for each, since numba tests a constant's bits while it compiles.
-    sided = sum(1 << code for code in rule.sided_codes)
-    least_key, key_type, shift = _least_key(rule)
+    key_of, key_type, shift = least_key(rule)
     signed = np.int32 if key_type is np.uint32 else np.int64
     option_mask = (1 << shift) - 1
     square_unit = 4.0**-rule.fraction_bits
     e1, e2, e3, e4, e5, e6, e7 = FOURFOLD_SQUARES[1:]
 
-    @_inline
-    def presence(masks: tuple[np.uint32, ...], sign: np.uint32) -> np.uint32:
-        word = np.uint32(0)
-        for code in range(1, 8):
-            mask = masks[code - 1]
-            if sided >> code & 1:
-                word |= np.uint32(np.uint32((mask & sign) != 0) << np.uint32(14 - code))
-                mask = np.uint32(mask & ~sign)
-            word |= np.uint32(np.uint32(mask != 0) << np.uint32(code - 1))
-        return word
-
     @_compiled
-    def choose(nibbles: Words, words: Words, keys: Any) -> None:
+    def choose(nibbles: Words, keys: Any, fourfold: Words) -> None:
+        """The keys of groups, and four times their energies."""
         for i in range(len(keys)):
             j = 4 * i
             b0, b1, b2, sign = _transpose(nibbles[j], nibbles[j + 1], nibbles[j + 2], nibbles[j + 3])
-            words[_BIT0, i], words[_BIT1, i], words[_BIT2, i], words[_SIGN, i] = b0, b1, b2, sign
             masks = _masks(b0, b1, b2)
             n = _counts(masks, _ALL)
-            keys[i] = least_key(n, _counts(masks, sign))
-            words[_PRESENT, i] = presence(masks, sign)
-            words[_FOURFOLD_ENERGY, i] = (
-                n[0] * e1 + n[1] * e2 + n[2] * e3 + n[3] * e4 + n[4] * e5 + n[5] * e6 + n[6] * e7
-            )
+            keys[i] = key_of(n, _counts(masks, sign))
+            fourfold[i] = n[0] * e1 + n[1] * e2 + n[2] * e3 + n[3] * e4 + n[4] * e5 + n[5] * e6 + n[6] * e7
 
     @_compiled
-    def settle(i: int, octet: int, words: Words, keys: Any, counts: Any, sums: Floats) -> None:
-        """Choose for a group that the errors alone do not decide, and see to its figures."""
-        masks = _masks(words[_BIT0, i], words[_BIT1, i], words[_BIT2, i])
-        every, negative = _counts(masks, _ALL), _counts(masks, words[_SIGN, i])
+    def are_ordinary(octets: Octets, fourfold: Words) -> bool:
+        lowest, highest, least = np.uint8(255), np.uint8(0), _ALL
+        for i in range(len(octets)):
+            lowest = min(lowest, octets[i])
+            highest = max(highest, octets[i])
+            least = min(least, fourfold[i])
+        return bool(first_ordinary <= lowest and highest <= last_ordinary and least > 0)
+
+    @_compiled
+    def settle(
+        i: int, octet: int, codes: Octets, keys: Any, fourfold: Words, counts: Any, sums: Floats
+    ) -> None:
+        """Choose for a group that is not ordinary, and see to its figures."""
         largest = 0
-        for code in range(1, 8):
-            if every[code - 1]:
-                largest = code
+        if fourfold[i]:
+            for byte in codes:
+                largest = max(largest, byte & 7, byte >> 4 & 7)
         option = forced[largest, octet]
         if option < 0:
             option = np.int64(keys[i] & option_mask)
         error = 0.0
-        for code in range(1, 8):
-            below = np.int64(negative[code - 1])
-            error += (every[code - 1] - below) * squares[option, code] + below * squares[option, 8 + code]
+        if largest:
+            for byte in codes:
+                error += errors[option, byte & 15] ** 2 + errors[option, byte >> 4] ** 2
         sums[SQUARED_ERROR] += error * units[octet] * units[octet]
         # Later sums find no error here and count the group as lossless.
         keys[i] = option
         if option > zero + 1:
-            words[_FOURFOLD_ENERGY, i] = 0
+            fourfold[i] = 0
             counts[NONFINITE] += 1
         if option > zero + 1 or error > 0:
             counts[LOSSLESS] -= 1
@@ -324,26 +232,21 @@ def strips_kernel(rule: Rule) -> Callable[..., None]:
         counts[CLAMPED] += clamped[largest, octet]
 
     @_compiled
-    def settle_all(octets: Octets, words: Words, keys: Any, counts: Any, sums: Floats) -> None:
-        for i in range(len(keys)):
-            if not (ordinary[octets[i]] and words[_PRESENT, i]):
-                settle(i, octets[i], words, keys, counts, sums)
-
-    @_compiled
-    def look_up(octets: Octets, words: Words, keys: Any, unit: Floats, scales: Any, sums: Floats) -> None:
+    def write(
+        codes: Octets, octets: Octets, keys: Any, target: Octets, scales: Any, unit: Floats, sums: Floats
+    ) -> None:
         most = 0.0
         for i in range(len(keys)):
-            option = np.uint32(keys[i] & option_mask)
-            words[_LEVELS, i] = levels[option]
-            unit[i] = units[octets[i]]
-            scales[i] = bits[option, octets[i]]
-            error = worst[option, words[_PRESENT, i]] * unit[i]
+            octet, option = octets[i], np.int64(keys[i] & option_mask)
+            unit[i] = units[octet]
+            scales[i] = bits[option, octet]
+            error = ranked[rewrite(codes, target, levels, ranks, i, option)] * unit[i]
             if error > most:
                 most = error
         sums[MAX_ERROR] = most
 
     @_compiled
-    def sum_up(words: Words, keys: Any, unit: Floats, counts: Any, sums: Floats) -> None:
+    def sum_up(keys: Any, fourfold: Words, unit: Floats, counts: Any, sums: Floats) -> None:
         squared_error = 0.0
         total = 0.0
         lossless = 0
@@ -352,89 +255,65 @@ def strips_kernel(rule: Rule) -> Callable[..., None]:
             error = keys[i] >> key_type(shift)
             # A conversion of signed numbers exists in AVX2.
             squared_error += signed(error) * square
-            total += np.int32(words[_FOURFOLD_ENERGY, i]) * square
+            total += np.int32(fourfold[i]) * square
             lossless += error == 0
         sums[SQUARED_ERROR] += squared_error * square_unit
         sums[ENERGY] = total / 4
         counts[LOSSLESS] += lossless
 
     @_compiled
-    def write(words: Words, nibbles: Words) -> None:
-        for i in range(len(nibbles) // 4):
-            level = words[_LEVELS, i]
-            masks = _masks(words[_BIT0, i], words[_BIT1, i], words[_BIT2, i])
-            p0 = p1 = p2 = p3 = np.uint32(0)
-            for code in range(1, 8):
-                mask = masks[code - 1]
-                p0 |= mask & _spread(level, 4 * code - 4)
-                p1 |= mask & _spread(level, 4 * code - 3)
-                p2 |= mask & _spread(level, 4 * code - 2)
-                if sided >> code & 1:
-                    p3 |= mask & _spread(level, 4 * code - 1)
-            # The long side, where 8 stands, is the negative one of the levels; on the other, 8 becomes 7.
-            side = words[_SIGN, i] ^ _spread(level, 31)
-            most = p3 & ~side
-            p0 |= most
-            p1 |= most
-            p2 |= most
-            # Two's complement: in four bits, 8 is -8.
-            p3 = side & (p0 | p1 | p2 | p3)
-            p2 ^= side & (p0 | p1)
-            p1 ^= side & p0
-            a, b, c, d = _transpose(np.uint32(p0), np.uint32(p1), np.uint32(p2), np.uint32(p3))
-            j = 4 * i
-            nibbles[j], nibbles[j + 1], nibbles[j + 2], nibbles[j + 3] = a, b, c, d
-
-    @_compiled
-    def convert_strips(
-        packed: Pairs,
+    def convert_parts(
+        packed: Octets,
         e8m0: Octets,
-        out: Pairs,
+        out: Octets,
         scales: Any,
         counts: Any,
         sums: Floats,
         rows: int,
         groups: int,
+        part_rows: int,
         aiter: bool,
         first: int,
         last: int,
     ) -> None:
-        most = STRIP_ROWS * groups
-        words = np.empty((_LEVELS + 1, most), np.uint32)
+        most = part_rows * groups
         keys = np.empty(most, key_type)
+        fourfold = np.empty(most, np.uint32)
         unit = np.empty(most, np.float64)
-        pairs = np.empty(2 * most, np.uint64)
-        bits = np.empty(most, np.uint16)
-        sorted_scales = np.empty((groups // 2, STRIP_ROWS), np.uint32)
-        strips = (rows + STRIP_ROWS - 1) // STRIP_ROWS
-        for strip in range(first, last):
-            expert = strip // strips
-            row = strip % strips * STRIP_ROWS
+        plain = np.empty(_GROUP_BYTES * most, np.uint8)
+        plain_scales = np.empty(most, np.uint16)
+        sorted_scales = np.empty((groups // 2, part_rows), np.uint32)
+        parts = (rows + part_rows - 1) // part_rows
+        for part in range(first, last):
+            expert = part // parts
+            row = part % parts * part_rows
             start = (expert * rows + row) * groups
-            size = min(STRIP_ROWS, rows - row) * groups
+            size = min(part_rows, rows - row) * groups
             stop = start + size
-            source, octet = packed[2 * start : 2 * stop], e8m0[start:stop]
-            target, scale = out[2 * start : 2 * stop], scales[start:stop]
+            source, octets = packed[_GROUP_BYTES * start : _GROUP_BYTES * stop], e8m0[start:stop]
+            target = out[_GROUP_BYTES * start : _GROUP_BYTES * stop]
+            level, scale = (plain, plain_scales) if aiter else (target, scales[start:stop])
+            key, energy, count, total = keys[:size], fourfold[:size], counts[part], sums[part]
+            choose(source.view(np.uint32), key, energy)
+            if not are_ordinary(octets, energy):
+                for i in range(size):
+                    if not (first_ordinary <= octets[i] <= last_ordinary and energy[i]):
+                        group = source[_GROUP_BYTES * i : _GROUP_BYTES * (i + 1)]
+                        settle(i, octets[i], group, key, energy, count, total)
+            write(source, octets, key, level, scale, unit, total)
+            sum_up(key, energy, unit, count, total)
             if aiter:
-                target, scale = pairs, bits
-            key, count, total = keys[:size], counts[strip], sums[strip]
-            choose(source.view(np.uint32), words, key)
-            settle_all(octet, words, key, count, total)
-            look_up(octet, words, key, unit, scale, total)
-            sum_up(words, key, unit, count, total)
-            write(words, target[: 2 * size].view(np.uint32))
-            if aiter:
-                _scatter_words(pairs, groups, out[2 * start : 2 * stop])
+                _scatter_words(level[: _GROUP_BYTES * size].view(np.uint64), groups, target.view(np.uint64))
                 matrix = scales[expert * rows * groups : (expert + 1) * rows * groups].view(np.uint32)
-                scale_pairs = bits.view(np.uint32).reshape(STRIP_ROWS, groups // 2)
-                _scatter_scales(scale_pairs, sorted_scales, row, matrix.reshape(groups // 2, rows))
+                pairs = scale[:size].view(np.uint32).reshape(size // groups, groups // 2)
+                _scatter_scales(pairs, sorted_scales, row, matrix.reshape(groups // 2, rows))
 
-    return convert_strips
+    return convert_parts
 
 
 @_compiled
 def _scatter_words(pairs: Pairs, groups: int, out: Pairs) -> None:
-    """Interleave the nibbles of each word, by two exchanges, then the halves of a strip's groups."""
+    """Interleave the nibbles of each word, by two exchanges, then the rows of each strip."""
     outer, inner = np.uint64(0x0000FF000000FF00), np.uint64(0x00F000F000F000F0)
     eight, four = np.uint64(8), np.uint64(4)
     for i in range(len(pairs)):
@@ -443,20 +322,24 @@ def _scatter_words(pairs: Pairs, groups: int, out: Pairs) -> None:
         pair ^= changed ^ (changed << eight)
         changed = (pair ^ (pair >> four)) & inner
         pairs[i] = pair ^ changed ^ (changed << four)
-    source, target = pairs.reshape(STRIP_ROWS, groups, 2), out.reshape(groups, 2, STRIP_ROWS)
-    for group in range(groups):
-        for row in range(STRIP_ROWS):
-            target[group, 0, row] = source[row, group, 0]
-            target[group, 1, row] = source[row, group, 1]
+    strips = len(pairs) // (STRIP_ROWS * groups * 2)
+    source = pairs.reshape(strips, STRIP_ROWS, groups, 2)
+    target = out.reshape(strips, groups, 2, STRIP_ROWS)
+    for strip in range(strips):
+        for group in range(groups):
+            for row in range(STRIP_ROWS):
+                target[strip, group, 0, row] = source[strip, row, group, 0]
+                target[strip, group, 1, row] = source[strip, row, group, 1]
 
 
 @_compiled
 def _scatter_scales(scales: Words, sorted_scales: Words, first: int, out: Words) -> None:
-    """Write a strip's pairs of scales, ``[rows, G / 2]``, to rows ``first`` ... of ``[G / 2, N]``."""
-    for pair in range(scales.shape[1]):
-        for row in range(STRIP_ROWS):
+    """Write a part's pairs of scales, ``[rows, G / 2]``, to rows ``first`` ... of ``[G / 2, N]``."""
+    rows, pairs = scales.shape
+    for pair in range(pairs):
+        for row in range(rows):
             sorted_scales[pair, row] = scales[row, pair]
-    # Each of these runs is a cache line of another page. In few stores, more of them are under way at once.
-    for pair in range(scales.shape[1]):
-        for row in range(STRIP_ROWS):
+    # Each of these runs is on another page. In few stores, more of them are under way at once.
+    for pair in range(pairs):
+        for row in range(rows):
             out[pair, first + row] = sorted_scales[pair, row]
