@@ -196,20 +196,14 @@ def convert_report(
     """Show what int4 would cost a checkpoint, layer by layer; reads every expert, starts no engine."""
     _require_numbers("convert-report")
     from kimi_k3.conversion.report import Request, run_report
-    from kimi_k3.conversion.report_models import Choices
-    from kimi_k3.plan.options import choose
-    from kimi_k3.words.weights import ScaleRule
+    from kimi_k3.plan.options import requantisation
 
-    chosen = choose("--rule", rule, ScaleRule)
     return run_report(
         Request(
             checkpoint=given_path("checkpoint", checkpoint),
             layers=layers,
-            choices=Choices(
-                rule=chosen,
-                # Only rule mse has scales of both signs to choose from.
-                negative_scale=negative_scale and chosen is ScaleRule.MSE,
-                allow_nonfinite=allow_nonfinite,
+            requantisation=requantisation(
+                "--rule", rule, negative_scale=negative_scale, allow_nonfinite=allow_nonfinite
             ),
             json_file=None if json_file is None else given_path("--json", json_file),
             resume=resume,
@@ -235,17 +229,17 @@ def convert_file(
     _require_numbers("convert-file")
     from kimi_k3.conversion.npz import convert_file as convert
     from kimi_k3.conversion.report_models import Device
-    from kimi_k3.plan.options import choose
-    from kimi_k3.words.weights import Int4Layout, ScaleRule
+    from kimi_k3.plan.options import choose, requantisation
+    from kimi_k3.words.weights import Int4Layout
 
     convert(
         given_path("IN", source),
         given_path("OUT", target),
-        rule=choose("--rule", rule, ScaleRule),
+        requantisation=requantisation(
+            "--rule", rule, negative_scale=negative_scale, allow_nonfinite=allow_nonfinite
+        ),
         layout=choose("--layout", layout, Int4Layout),
         device=choose("--device", device, Device),
-        negative_scale=negative_scale,
-        allow_nonfinite=allow_nonfinite,
     )
 
 

@@ -72,7 +72,7 @@ def test_the_report_equals_the_independent_reference(tmp_path: Path, rule: refer
         assert found.max_error == loss.max_abs_error
         assert found.relative_mse == pytest.approx(loss.relative_mse, rel=1e-12)
     assert report.total.groups == sum(loss.groups for loss in losses)
-    assert report.negative_scale == (rule == "mse")
+    assert (report.requantisation.rule, report.requantisation.negative_scale) == (rule, rule == "mse")
     assert (report.layout, report.device) == ("plain", "cpu")
 
 
@@ -181,6 +181,36 @@ def test_without_a_device(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     source = write(tmp_path / "in.npz")
     assert run(["convert-file", str(source), str(tmp_path / "o"), *PLAIN_MSE, "--device", "cuda"]) == 1
     assert "--device cuda: torch sees no CUDA or ROCm device; " in capsys.readouterr().err
+
+
+def test_a_device_that_fails(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A driver's error is one line for the operator; torch adds a page for its developers."""
+
+    def fail(_: torch.Tensor) -> None:
+        raise RuntimeError("CUDA error: no kernel image is available\nCompile with `TORCH_USE_CUDA_DSA`")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.Tensor, "cuda", fail)
+    source = write(tmp_path / "in.npz")
+    assert run(["convert-file", str(source), str(tmp_path / "o"), *PLAIN_MSE, "--device", "cuda"]) == 1
+    error = capsys.readouterr().err
+    assert "--device cuda: CUDA error: no kernel image is available; check the driver" in error
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize("link", [False, True])
+def test_the_input_is_not_replaced(tmp_path: Path, capsys: pytest.CaptureFixture[str], link: bool) -> None:
+    """One slip of the shell's history would cost the only copy of what was compared."""
+    source = write(tmp_path / "in.npz")
+    out, before = source, source.read_bytes()
+    if link:
+        out = tmp_path / "link.npz"
+        out.hardlink_to(source)
+    assert run(["convert-file", str(source), str(out), *PLAIN_MSE]) == 1
+    assert "is IN as well as OUT" in capsys.readouterr().err
+    assert source.read_bytes() == before
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA or ROCm device")

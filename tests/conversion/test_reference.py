@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kimi_k3.conversion import reference
-from kimi_k3.conversion.candidates import Candidate, Rule, amax_rule, mse_rule, rule_named
+from kimi_k3.conversion.candidates import Candidate, Rule, amax_rule, mse_rule, rule_of
 from kimi_k3.conversion.layout import restore_levels, restore_scales
 from kimi_k3.conversion.loss import Loss, total
 from kimi_k3.conversion.mxfp4 import dequantize_int4, dequantize_mxfp4, pack_nibbles, unpack_nibbles
-from kimi_k3.words.weights import Int4Layout
+from kimi_k3.words.weights import Int4Layout, Requantisation, ScaleRule
 from tests.reference import int4
 
 from .groups import GOLDEN_NAMES, PUBLISHED_RULES, experts, golden, random_experts
@@ -144,9 +144,15 @@ def test_of_equal_errors_the_first_candidate_and_sign_win() -> None:
     assert scales.item() == -1.0
 
 
-def test_the_rules_have_names() -> None:
-    """Profiles and command lines name a rule; another name must not become a default."""
-    assert rule_named("amax") is amax_rule()
-    assert rule_named("mse", negative_scale=False) is mse_rule(negative_scale=False)
-    with pytest.raises(KeyError, match="median"):
-        rule_named("median")
+@pytest.mark.parametrize("allow_nonfinite", [False, True])
+def test_what_was_asked_is_a_rule(allow_nonfinite: bool) -> None:
+    """Engine, report and files must mean the same by the same words."""
+
+    def rule(name: ScaleRule, negative_scale: bool) -> Rule:
+        return rule_of(
+            Requantisation(rule=name, negative_scale=negative_scale, allow_nonfinite=allow_nonfinite)
+        )
+
+    assert rule(ScaleRule.AMAX, False) == amax_rule()
+    assert rule(ScaleRule.MSE, True) == mse_rule()
+    assert rule(ScaleRule.MSE, False) == mse_rule(negative_scale=False)

@@ -26,7 +26,7 @@ def supervisor(**changes: Any) -> SupervisorRecord:
         ),
         "served_model_name": "kimi-k3",
         "weights": Weights.MXFP4,
-        "scale_rule": None,
+        "requantisation": None,
         "consent": None,
         "world_size": 1,
         "engine_url": "http://127.0.0.1:8000",
@@ -42,7 +42,7 @@ def rank(number: int, **changes: Any) -> RankRecord:
         "pid": 2,
         "updated_at": NOW,
         "weights": Weights.MXFP4,
-        "scale_rule": None,
+        "requantisation": None,
     }
     return RankRecord(**(given | changes))
 

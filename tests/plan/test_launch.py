@@ -22,7 +22,7 @@ from kimi_k3.plan.launch import (
     socket_dir,
 )
 from kimi_k3.profiles.load import load_profile, profile_names
-from kimi_k3.words.weights import ConsentSource, ScaleRule, Weights
+from kimi_k3.words.weights import ConsentSource, Requantisation, ScaleRule, Weights
 
 COMMAND = ("python", "-m", "engine")
 
@@ -33,7 +33,7 @@ DEPLOYMENT = Deployment(
     socket_dir=Path("/tmp/kimi-k3-start"),
     start_id="s1",
     weights=Weights.MXFP4,
-    scale_rule=ScaleRule.MSE,
+    requantisation=None,
     consent=None,
     host="127.0.0.1",
     port=8000,
@@ -44,7 +44,12 @@ DEPLOYMENT = Deployment(
     drain_timeout=30,
     guarded=False,
 )
-INT4 = replace(DEPLOYMENT, weights=Weights.INT4, consent=ConsentSource.FLAG)
+INT4 = replace(
+    DEPLOYMENT,
+    weights=Weights.INT4,
+    requantisation=Requantisation(rule=ScaleRule.MSE, negative_scale=True, allow_nonfinite=False),
+    consent=ConsentSource.FLAG,
+)
 
 
 def launch(deployment: Deployment) -> Launch:

@@ -12,7 +12,7 @@ import pytest
 from kimi_k3.errors import ExitCode, OperatorError
 from kimi_k3.plan.consent import require_consent
 from kimi_k3.plan.launch import Deployment
-from kimi_k3.plan.options import Options, decide
+from kimi_k3.plan.options import Options, decide, requantisation
 from kimi_k3.profiles.load import load_profile
 from kimi_k3.words.weights import ConsentSource, ScaleRule, Weights
 
@@ -78,7 +78,14 @@ def test_the_largest_values_pass() -> None:
     [
         ({"weights": "int5"}, "did you mean 'int4'?"),
         ({"weights": "fp8"}, "use one of int4, mxfp4"),
-        ({"scale_rule": "msee"}, "did you mean 'mse'?"),
+        ({"weights": "int4", "scale_rule": "msee"}, "did you mean 'mse'?"),
+        ({"scale_rule": "mse"}, "--scale-rule has no effect with weights mxfp4"),
+        ({"negative_scale": False}, "--no-negative-scale has no effect with weights mxfp4"),
+        ({"allow_nonfinite": True}, "--allow-nonfinite has no effect with weights mxfp4"),
+        (
+            {"weights": "int4", "scale_rule": "amax", "negative_scale": False},
+            "--no-negative-scale has no effect with --scale-rule amax",
+        ),
         ({"dtype": "bf16"}, "did you mean 'bfloat16'?"),
         ({"port": 0}, "1 to 65535"),
         ({"port": 65536}, "1 to 65535"),
@@ -127,14 +134,17 @@ def test_where_consent_comes_from(
     weights: Weights, flag: bool, environment: bool, source: ConsentSource | None
 ) -> None:
     """The journal records who consented; lossless weights need nobody."""
-    assert require_consent(weights, ScaleRule.MSE, flag=flag, environment=environment) is source
+    asked = requantisation("--rule", "mse", negative_scale=True, allow_nonfinite=False)
+    lossy = asked if weights.lossy else None
+    assert require_consent(lossy, flag=flag, environment=environment) is source
 
 
 @pytest.mark.parametrize(("rule", "figure"), [(ScaleRule.MSE, "0.004"), (ScaleRule.AMAX, "0.011")])
 def test_without_consent_the_loss_is_spelled_out(rule: ScaleRule, figure: str) -> None:
     """Nobody can consent to what they are not told: what is lossy, how much, and what is not."""
+    asked = requantisation("--rule", rule, negative_scale=True, allow_nonfinite=False)
     with pytest.raises(OperatorError) as caught:
-        require_consent(Weights.INT4, rule, flag=False, environment=False)
+        require_consent(asked, flag=False, environment=False)
     text = str(caught.value)
     assert caught.value.exit_code is ExitCode.CONSENT
     for part in ("routed experts", "one bf16 scale per 32", figure, "/conversion", "--weights mxfp4"):

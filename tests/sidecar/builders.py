@@ -24,12 +24,13 @@ from kimi_k3.journal.reader import Fault, Journal
 from kimi_k3.journal.writer import write_record
 from kimi_k3.sidecar.view import EngineHealth, EngineOutcome
 from kimi_k3.words.phases import Phase
-from kimi_k3.words.weights import ConsentSource, Projection, ScaleRule, Weights
+from kimi_k3.words.weights import ConsentSource, Projection, Requantisation, ScaleRule, Weights
 
 START = datetime(2026, 5, 1, 12, 0, tzinfo=UTC)
 NOW = START + timedelta(minutes=20)
 LAYERS = (1, 2)
 START_ID = "this-start"
+REQUANTISATION = Requantisation(rule=ScaleRule.MSE, negative_scale=True, allow_nonfinite=False)
 
 
 def at(minutes: float) -> datetime:
@@ -61,7 +62,7 @@ def supervisor(**changes: Any) -> SupervisorRecord:
         ),
         "served_model_name": "kimi-k3",
         "weights": Weights.MXFP4,
-        "scale_rule": None,
+        "requantisation": None,
         "consent": None,
         "world_size": 2,
         "engine_url": "http://127.0.0.1:1",
@@ -74,7 +75,7 @@ def supervisor(**changes: Any) -> SupervisorRecord:
 
 def lossy_supervisor(**changes: Any) -> SupervisorRecord:
     """The same with int4 experts and consent."""
-    given = {"weights": Weights.INT4, "scale_rule": ScaleRule.MSE, "consent": ConsentSource.FLAG}
+    given = {"weights": Weights.INT4, "requantisation": REQUANTISATION, "consent": ConsentSource.FLAG}
     return supervisor(**(given | changes))
 
 
@@ -115,7 +116,7 @@ def rank(number: int, **changes: Any) -> RankRecord:
         "pid": 20 + number,
         "updated_at": NOW,
         "weights": Weights.MXFP4,
-        "scale_rule": None,
+        "requantisation": None,
         "phases": phases(Phase.READY)[2:],
     }
     return RankRecord(**(given | changes))
@@ -123,7 +124,7 @@ def rank(number: int, **changes: Any) -> RankRecord:
 
 def lossy_rank(number: int, **changes: Any) -> RankRecord:
     """The same with int4 experts, all converted."""
-    given = {"weights": Weights.INT4, "scale_rule": ScaleRule.MSE, "conversions": all_conversions()}
+    given = {"weights": Weights.INT4, "requantisation": REQUANTISATION, "conversions": all_conversions()}
     return rank(number, **(given | changes))
 
 

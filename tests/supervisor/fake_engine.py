@@ -27,7 +27,7 @@ from kimi_k3.journal.models import (
 from kimi_k3.journal.writer import now, write_record
 from kimi_k3.words.environment import EngineEnvironment
 from kimi_k3.words.phases import Phase
-from kimi_k3.words.weights import Projection, ScaleRule, Weights
+from kimi_k3.words.weights import Projection, Requantisation, Weights
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
 STUBBORN = [
@@ -116,14 +116,18 @@ def report_rank(rank: int, asked: SupervisorRecord, told: EngineEnvironment, beh
         pid=pid,
         updated_at=now(),
         weights=weights,
-        scale_rule=told.scale_rule if weights is Weights.INT4 else None,
+        requantisation=_requantised(told, behaviours) if weights is Weights.INT4 else None,
         phases=(PhaseChange(phase=Phase.LOADING, at=now()), PhaseChange(phase=Phase.CONVERTING, at=now())),
         conversions=tuple(conversion(layer, projection) for layer, projection in keys)
         if weights is Weights.INT4
         else (),
     )
-    assert told.scale_rule in ScaleRule
     write_record(told.state_dir, rank_file(rank), record)
+
+
+def _requantised(told: EngineEnvironment, behaviours: set[str]) -> Requantisation:
+    negative = told.requantisation.negative_scale and "positive-scales" not in behaviours
+    return told.requantisation.model_copy(update={"negative_scale": negative})
 
 
 def conversion(layer: int, projection: Projection) -> ProjectionConversion:

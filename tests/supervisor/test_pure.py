@@ -26,12 +26,16 @@ from kimi_k3.supervisor.redact import HIDDEN, MAX_LINE, Lines
 from kimi_k3.supervisor.serve import engine_url
 from kimi_k3.supervisor.verdict import death, lost_rank, too_slow
 from kimi_k3.words.phases import Phase
-from kimi_k3.words.weights import Projection, ScaleRule, Weights
+from kimi_k3.words.weights import Projection, Requantisation, ScaleRule, Weights
 
 NOW = datetime(2026, 11, 30, tzinfo=UTC)
 LOG = Path("/state/engine.log")
 MOE_LAYERS = (1, 2)
 KEYS = [(layer, projection) for layer in MOE_LAYERS for projection in Projection]
+MSE = Requantisation(rule=ScaleRule.MSE, negative_scale=True, allow_nonfinite=False)
+AMAX = Requantisation(rule=ScaleRule.AMAX, negative_scale=False, allow_nonfinite=False)
+POSITIVE = MSE.model_copy(update={"negative_scale": False})
+LENIENT = MSE.model_copy(update={"allow_nonfinite": True})
 PHASES = st.sampled_from([Phase.LOADING, Phase.CONVERTING])
 STARTED = st.sampled_from([Phase.LOADING, Phase.CONVERTING, Phase.COMPILING, Phase.CAPTURING, Phase.WARMING])
 
@@ -48,7 +52,7 @@ def asked(weights: Weights = Weights.INT4, ranks: int = 2) -> SupervisorRecord:
         ),
         served_model_name="kimi-k3",
         weights=weights,
-        scale_rule=ScaleRule.MSE if weights.lossy else None,
+        requantisation=MSE if weights.lossy else None,
         consent=None,
         world_size=ranks,
         engine_url="http://127.0.0.1:8000",
@@ -81,7 +85,7 @@ def rank(
     number: int,
     *,
     weights: Weights = Weights.INT4,
-    rule: ScaleRule | None = ScaleRule.MSE,
+    requantisation: Requantisation | None = MSE,
     keys: list[tuple[int, Projection]] | None = None,
     phase: Phase = Phase.CONVERTING,
     start_id: str = "s1",
@@ -94,7 +98,7 @@ def rank(
         pid=10 + number,
         updated_at=NOW,
         weights=weights,
-        scale_rule=rule,
+        requantisation=requantisation,
         phases=(PhaseChange(phase=phase, at=NOW),),
         conversions=tuple(conversion(*key) for key in keys),
     )
@@ -107,22 +111,32 @@ EXACT = Weights.MXFP4
     ("record", "ranks", "part"),
     [
         (asked(), [rank(0), rank(1)], None),
-        (asked(EXACT), [rank(0, weights=EXACT, rule=None), rank(1, weights=EXACT)], None),
+        (
+            asked(EXACT),
+            [rank(0, weights=EXACT, requantisation=None), rank(1, weights=EXACT, requantisation=None)],
+            None,
+        ),
         (asked(), [], "no report of rank 0, 1"),
         (asked(), [rank(1)], "no report of rank 0"),
         (asked(), [rank(0), rank(1, start_id="old")], "no report of rank 1"),
         (asked(), [rank(0), rank(1), rank(2)], "rank 2 reported"),
         (asked(), [rank(0), rank(1, weights=EXACT)], "rank 1 serves mxfp4 weights, int4 was asked"),
         (asked(EXACT), [rank(0), rank(1)], "rank 0 serves int4 weights, mxfp4 was asked"),
-        (asked(), [rank(0), rank(1, rule=ScaleRule.AMAX)], "scale rule amax, mse was asked"),
-        (asked(), [rank(0), rank(1, rule=None)], "scale rule None"),
+        (asked(), [rank(0), rank(1, requantisation=AMAX)], "scale rule amax, scale rule mse was asked"),
+        (
+            asked(),
+            [rank(0), rank(1, requantisation=POSITIVE)],
+            "no negative scales, scale rule mse was asked",
+        ),
+        (asked(), [rank(0), rank(1, requantisation=LENIENT)], "non-finite groups allowed, scale rule mse"),
+        (asked(), [rank(0), rank(1, requantisation=None)], "converted with no scale rule"),
         (asked(), [rank(0, keys=KEYS[1:]), rank(1)], "rank 0 did not convert w13 of layer 1"),
         (asked(), [rank(0, keys=[]), rank(1)], "and 3 more"),
         (asked(), [rank(0, keys=[*KEYS, KEYS[0]]), rank(1)], "more than once w13 of layer 1"),
         (asked(), [rank(0, keys=[*KEYS, (0, Projection.W2)]), rank(1)], "unasked w2 of layer 0"),
         (
             asked(EXACT),
-            [rank(0, weights=EXACT, keys=KEYS[:1]), rank(1, weights=EXACT)],
+            [rank(0, weights=EXACT, requantisation=None, keys=KEYS[:1]), rank(1, weights=EXACT)],
             "rank 0 converted unasked w13 of layer 1",
         ),
     ],

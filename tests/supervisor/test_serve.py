@@ -65,7 +65,7 @@ def test_int4_is_accepted_when_every_rank_converted_everything(start: Starter) -
     )
     record = running.wait_for(Phase.READY)
     assert record.consent is ConsentSource.ENVIRONMENT
-    assert record.scale_rule == "amax"
+    assert str(record.requantisation) == "scale rule amax"
     assert running.stop()[0] == 0
 
 

@@ -34,6 +34,8 @@ import math
 from dataclasses import dataclass
 from functools import cache
 
+from kimi_k3.words.weights import Requantisation, ScaleRule
+
 GROUP_SIZE = 32
 """Weights per scale, in MXFP4 and in int4_per_group_32 alike."""
 
@@ -248,10 +250,8 @@ def amax_rule() -> Rule:
     )
 
 
-def rule_named(name: str, *, negative_scale: bool = True) -> Rule:
-    """The rule ``mse`` or ``amax``; ``negative_scale`` concerns only ``mse``.
-
-    Raises:
-        KeyError: there is no such rule.
-    """
-    return {"mse": mse_rule(negative_scale=negative_scale), "amax": amax_rule()}[name]
+def rule_of(requantisation: Requantisation) -> Rule:
+    """The rule that was asked for."""
+    if requantisation.rule is ScaleRule.AMAX:
+        return amax_rule()
+    return mse_rule(negative_scale=requantisation.negative_scale)

@@ -13,7 +13,7 @@ import numpy as np
 
 from kimi_k3.checkpoint.messages import printable
 from kimi_k3.conversion.atomic import replacing, require_place
-from kimi_k3.conversion.candidates import GROUP_SIZE, Rule, rule_named
+from kimi_k3.conversion.candidates import GROUP_SIZE, Rule, rule_of
 from kimi_k3.conversion.layout import check_shape
 from kimi_k3.conversion.loss import Tally, total
 from kimi_k3.conversion.nonfinite import NonFiniteGroupError
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from kimi_k3.words.weights import Int4Layout, ScaleRule
+    from kimi_k3.words.weights import Int4Layout, Requantisation
 
     Bytes = npt.NDArray[np.uint8]
 
@@ -51,11 +51,9 @@ def convert_file(
     source: Path,
     target: Path,
     *,
-    rule: ScaleRule,
+    requantisation: Requantisation,
     layout: Int4Layout,
     device: Device,
-    negative_scale: bool = True,
-    allow_nonfinite: bool = False,
 ) -> None:
     """Convert the experts in ``source`` and write ``target``, whole or not at all.
 
@@ -69,21 +67,23 @@ def convert_file(
     """
     require_place("OUT", target)
     packed, e8m0 = read_experts(source)
+    if target.exists() and target.samefile(source):
+        raise _wrong(target, "is IN as well as OUT, and would be replaced", "give OUT another name")
     try:
         check_shape(layout, *e8m0.shape[1:])
     except ValueError as error:
         raise _wrong(source, str(error), "use --layout plain") from None
-    decided = rule_named(rule, negative_scale=negative_scale)
     try:
-        scale_bits, tally = _CONVERTERS[device](packed, e8m0, decided, layout, allow_nonfinite)
+        scale_bits, tally = _CONVERTERS[device](
+            packed, e8m0, rule_of(requantisation), layout, requantisation.allow_nonfinite
+        )
     except NonFiniteGroupError as error:
         raise _wrong(source, str(error), "use --allow-nonfinite to convert it as AITER does") from None
     losses = tally.losses()
     report = FileReport(
-        rule=rule,
+        requantisation=requantisation,
         layout=layout,
         device=device,
-        negative_scale=-1 in decided.signs,
         total=LossFigures.of(total(losses)),
         experts=tuple(map(LossFigures.of, losses)),
     )
@@ -182,6 +182,11 @@ def _on_gpu(
         raise _no_device(f"{error.name} is not installed", "install it for this device") from None
     except torch.OutOfMemoryError:
         raise _no_device("its memory is too small", "convert fewer experts at a time") from None
+    except RuntimeError as error:
+        # The first line: behind it torch explains how to debug its own code.
+        raise _no_device(
+            printable(str(error).partition("\n")[0]), "check the driver and this process's devices"
+        ) from None
     bits: npt.NDArray[np.uint16] = scales.view(torch.uint16).cpu().numpy()
     return bits, tally
 

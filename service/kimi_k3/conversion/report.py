@@ -15,11 +15,10 @@ from typing import TYPE_CHECKING
 from kimi_k3.checkpoint import read_config, require_servable
 from kimi_k3.checkpoint.messages import bad_checkpoint, printable
 from kimi_k3.conversion.atomic import replacing, require_place
-from kimi_k3.conversion.candidates import rule_named
+from kimi_k3.conversion.candidates import rule_of
 from kimi_k3.conversion.expert_files import ExpertFiles
 from kimi_k3.conversion.nonfinite import NonFiniteGroupError
 from kimi_k3.conversion.report_models import (
-    Choices,
     ProgressHeader,
     ProjectionReport,
     summarise,
@@ -38,6 +37,7 @@ if TYPE_CHECKING:
     from kimi_k3.conversion.expert_files import Batch
     from kimi_k3.conversion.loss import Loss
     from kimi_k3.conversion.report_view import Watch
+    from kimi_k3.words.weights import Requantisation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,14 +47,14 @@ class Request:
     Attributes:
         checkpoint: its directory.
         layers: which ones, as ``0-3,7``; None for all that have experts.
-        choices: what decides the figures.
+        requantisation: what decides the figures, beside the checkpoint.
         json_file: where the report is written as JSON, besides being printed.
         resume: whether to continue what an earlier run has begun.
     """
 
     checkpoint: Path
     layers: str | None
-    choices: Choices
+    requantisation: Requantisation
     json_file: Path | None
     resume: bool
 
@@ -72,7 +72,7 @@ def run_report(request: Request) -> int:
     header = ProgressHeader(
         directory=printable(str(request.checkpoint.resolve())),
         checkpoint=files.identity,
-        choices=request.choices,
+        requantisation=request.requantisation,
     )
     progress = ProgressFile(
         progress_path(request.json_file, header), header, resume=request.resume, notice=_say
@@ -83,7 +83,7 @@ def run_report(request: Request) -> int:
         except KeyboardInterrupt:
             _say(f"interrupted; run the same command again to continue from {progress.path}")
             return ExitCode.INTERRUPTED
-        report = summarise(files.identity, request.choices, parts)
+        report = summarise(files.identity, request.requantisation, parts)
         if request.json_file is not None:
             with replacing(request.json_file) as stream:
                 stream.write(report.model_dump_json(indent=1).encode() + b"\n")
@@ -147,7 +147,7 @@ def _measure(request: Request, files: ExpertFiles, progress: ProgressFile) -> li
     todo = [key for key in wanted if key not in done]
     if len(todo) < len(wanted):
         _say(f"{len(wanted) - len(todo)} of {len(wanted)} projections are known from {progress.path}")
-    rule = rule_named(request.choices.rule, negative_scale=request.choices.negative_scale)
+    rule = rule_of(request.requantisation)
     with watching(sum(files.nbytes(each) for _, each in todo), layers=len(files.layers)) as watch:
         for layer in files.layers:
             for projection in Projection:
@@ -175,7 +175,7 @@ def _convert(
                     rule,
                     # What is lost does not depend on the layout, and this one takes every shape.
                     Int4Layout.PLAIN,
-                    allow_nonfinite=request.choices.allow_nonfinite,
+                    allow_nonfinite=request.requantisation.allow_nonfinite,
                 )
             except NonFiniteGroupError as error:
                 raise _nonfinite(request, files, layer, projection, batch, error) from None

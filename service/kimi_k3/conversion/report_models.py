@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat
 
 from kimi_k3 import __version__
 from kimi_k3.conversion.loss import Loss, total, worst
-from kimi_k3.words.weights import Int4Layout, Projection, ScaleRule
+from kimi_k3.words.weights import Int4Layout, Projection, Requantisation
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -69,10 +69,9 @@ class FileReport(_Model):
 
     schema_version: Literal[1] = SCHEMA_VERSION
     version: str = __version__
-    rule: ScaleRule
+    requantisation: Requantisation
     layout: Int4Layout
     device: Device
-    negative_scale: bool
     total: LossFigures
     experts: tuple[LossFigures, ...]
 
@@ -101,14 +100,6 @@ class ProjectionReport(_Model):
     worst_expert: WorstExpert | None
 
 
-class Choices(_Model):
-    """What decides every figure, apart from the checkpoint."""
-
-    rule: ScaleRule
-    negative_scale: bool
-    allow_nonfinite: bool
-
-
 class Report(_Model):
     """What ``convert-report`` writes.
 
@@ -119,7 +110,7 @@ class Report(_Model):
     schema_version: Literal[1] = SCHEMA_VERSION
     version: str = __version__
     checkpoint: str
-    choices: Choices
+    requantisation: Requantisation
     layers: tuple[Count, ...]
     projections: tuple[ProjectionReport, ...]
     totals: dict[Projection, LossFigures]
@@ -155,14 +146,14 @@ def summarise_projection(
     )
 
 
-def summarise(checkpoint: str, choices: Choices, parts: Iterable[ProjectionReport]) -> Report:
+def summarise(checkpoint: str, requantisation: Requantisation, parts: Iterable[ProjectionReport]) -> Report:
     """The report of all ``parts``, sorted by layer and projection."""
     order = list(Projection)
     ordered = tuple(sorted(parts, key=lambda part: (part.layer, order.index(part.projection))))
     highest = [part.worst_expert for part in ordered if part.worst_expert is not None]
     return Report(
         checkpoint=checkpoint,
-        choices=choices,
+        requantisation=requantisation,
         layers=tuple(dict.fromkeys(part.layer for part in ordered)),
         projections=ordered,
         totals={
@@ -189,4 +180,4 @@ class ProgressHeader(_Model):
     version: str = __version__
     directory: str
     checkpoint: str
-    choices: Choices
+    requantisation: Requantisation

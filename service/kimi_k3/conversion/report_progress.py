@@ -57,10 +57,10 @@ def progress_path(json_file: Path | None, header: ProgressHeader) -> Path:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise not_written(directory, error) from None
-    choices = header.choices
-    signs = "both-signs" if choices.negative_scale else "positive"
+    asked = header.requantisation
+    signs = "both-signs" if asked.negative_scale else "positive"
     report = hashlib.sha256(_figures(header).model_dump_json().encode()).hexdigest()[:16]
-    return directory / f"convert-report-{report}-{choices.rule}-{signs}.partial"
+    return directory / f"convert-report-{report}-{asked.rule}-{signs}.partial"
 
 
 class ProgressFile:
@@ -164,7 +164,7 @@ class ProgressFile:
         if not valid:
             self._write(header.model_dump_json())
         # A report that stops at such groups does not take over what one that counts them has passed.
-        allowed = header.choices.allow_nonfinite
+        allowed = header.requantisation.allow_nonfinite
         return tuple(part for part in done if allowed or part.loss.nonfinite_groups == 0)
 
     def _write(self, line: str) -> None:
@@ -176,14 +176,14 @@ class ProgressFile:
 
 def _figures(header: ProgressHeader) -> ProgressHeader:
     """The header of all reports with the same figures: whether other groups stop one changes none."""
-    choices = header.choices.model_copy(update={"allow_nonfinite": False})
-    return header.model_copy(update={"choices": choices})
+    strict = header.requantisation.model_copy(update={"allow_nonfinite": False})
+    return header.model_copy(update={"requantisation": strict})
 
 
 def _difference(found: ProgressHeader, wanted: ProgressHeader) -> str:
     """What differs between two reports, in words."""
-    ours = wanted.model_dump(exclude={"choices"}) | wanted.choices.model_dump()
-    theirs = found.model_dump(exclude={"choices"}) | found.choices.model_dump()
+    ours = wanted.model_dump(exclude={"requantisation"}) | wanted.requantisation.model_dump()
+    theirs = found.model_dump(exclude={"requantisation"}) | found.requantisation.model_dump()
     return ", ".join(f"{name} {theirs[name]}" for name in ours if theirs[name] != ours[name])
 
 

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from kimi_k3.conversion.report_models import Choices, ProjectionReport, Report, WorstExpert
+    from kimi_k3.conversion.report_models import ProjectionReport, Report, WorstExpert
+    from kimi_k3.words.weights import Requantisation
 
 COLUMNS = {
     "layer": "layer",
@@ -133,7 +134,7 @@ def rows(checkpoint: Path, report: Report) -> Iterator[tuple[str, str]]:
     """The totals, as pairs of a name and a value; foreign text in it is printable."""
     loss = report.total
     yield "checkpoint", printable(str(checkpoint))
-    yield "rule", _rule(report.choices)
+    yield "rule", _rule(report.requantisation)
     yield "layers", ranges(report.layers)
     yield "groups", f"{loss.groups:,}"
     parts = ", ".join(f"{name} {_figure(part.relative_mse)}" for name, part in report.totals.items())
@@ -210,10 +211,10 @@ def _print_tables(
     console.print(table)
 
 
-def _rule(choices: Choices) -> str:
-    if choices.rule is ScaleRule.AMAX:
-        return choices.rule
-    return f"{choices.rule} ({'scales of both signs' if choices.negative_scale else 'positive scales only'})"
+def _rule(asked: Requantisation) -> str:
+    if asked.rule is ScaleRule.AMAX:
+        return asked.rule
+    return f"{asked.rule} ({'scales of both signs' if asked.negative_scale else 'positive scales only'})"
 
 
 def _worst(worst: WorstExpert | None) -> str:

@@ -21,7 +21,7 @@ from vllm.model_executor.layers.fused_moe.config import int4_w4a16_moe_quant_con
 from vllm.model_executor.layers.quantization.mxfp4 import Mxfp4Config, Mxfp4MoEMethod
 from vllm.model_executor.utils import replace_parameter
 
-from kimi_k3.conversion.candidates import GROUP_SIZE, rule_named
+from kimi_k3.conversion.candidates import GROUP_SIZE, rule_of
 from kimi_k3.conversion.experts import convert_experts_
 from kimi_k3.conversion.loss import total, worst
 from kimi_k3.conversion.nonfinite import NonFiniteGroupError
@@ -64,9 +64,8 @@ class KimiK3MoEMethod(Mxfp4MoEMethod):
     def __init__(self, moe: FusedMoEConfig) -> None:
         super().__init__(moe)
         self.weights = requested_weights()
-        environment = EngineEnvironment.read()
-        self.rule = rule_named(environment.scale_rule, negative_scale=environment.negative_scale)
-        self.allow_nonfinite = environment.allow_nonfinite
+        self.requantisation = EngineEnvironment.read().requantisation
+        self.rule = rule_of(self.requantisation)
 
     def process_weights_after_loading(self, layer: RoutedExperts) -> None:
         """Convert the layer's projections in place if int4 is asked for, then build its kernel."""
@@ -93,7 +92,7 @@ class KimiK3MoEMethod(Mxfp4MoEMethod):
         started_at, memory_before = now(), read_memory()
         try:
             scales, losses = convert_experts_(
-                weight, e8m0, self.rule, Int4Layout.PLAIN, allow_nonfinite=self.allow_nonfinite
+                weight, e8m0, self.rule, Int4Layout.PLAIN, allow_nonfinite=self.requantisation.allow_nonfinite
             )
         except NonFiniteGroupError as error:
             raise OperatorError(

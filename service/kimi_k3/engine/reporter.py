@@ -16,7 +16,7 @@ from kimi_k3.journal.models import Loading, PhaseChange, ProjectionConversion, R
 from kimi_k3.journal.writer import PatientWriter, now
 from kimi_k3.words.environment import EngineEnvironment
 from kimi_k3.words.phases import Phase
-from kimi_k3.words.weights import ScaleRule, Weights
+from kimi_k3.words.weights import Requantisation, Weights
 
 LOADING_REPORT_SECONDS = 0.5
 """Progress of loading changes with every tensor; the file changes at most this often."""
@@ -31,7 +31,12 @@ class RankReporter:
     """Keeps one rank's record and writes it on every change; without a journal it only keeps it."""
 
     def __init__(
-        self, directory: Path | None, start_id: str, rank: int, weights: Weights, scale_rule: ScaleRule | None
+        self,
+        directory: Path | None,
+        start_id: str,
+        rank: int,
+        weights: Weights,
+        requantisation: Requantisation | None,
     ) -> None:
         self._writer = (
             PatientWriter(directory, rank_file(rank), report=say) if directory is not None else None
@@ -43,7 +48,7 @@ class RankReporter:
             pid=os.getpid(),
             updated_at=now(),
             weights=weights,
-            scale_rule=scale_rule,
+            requantisation=requantisation,
         )
 
         self._lock = threading.Lock()
@@ -104,5 +109,5 @@ def rank_reporter() -> RankReporter:
         environment.start_id or "none",
         get_world_group().rank,
         weights,
-        environment.scale_rule if weights.lossy else None,
+        environment.requantisation if weights.lossy else None,
     )

@@ -16,7 +16,7 @@ from typing import Annotated, Final, Literal
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, NonNegativeFloat, ValidationError
 
 from kimi_k3.words.phases import Phase
-from kimi_k3.words.weights import ConsentSource, Projection, ScaleRule, Weights
+from kimi_k3.words.weights import ConsentSource, Projection, Requantisation, Weights
 
 SCHEMA_VERSION: Final = 1
 SUPERVISOR_FILE = "supervisor.json"
@@ -128,7 +128,7 @@ class RankRecord(Record):
     pid: Integer
     updated_at: AwareDatetime
     weights: Weights
-    scale_rule: ScaleRule | None
+    requantisation: Requantisation | None
     phases: tuple[PhaseChange, ...] = ()
     loading: Loading | None = None
     conversions: tuple[ProjectionConversion, ...] = ()
@@ -145,7 +145,7 @@ class RankRecord(Record):
             start_id=self.start_id,
             rank=self.rank,
             weights=self.weights,
-            scale_rule=self.scale_rule,
+            requantisation=self.requantisation,
             converted=tuple((done.layer, done.projection) for done in self.conversions),
         )
 
@@ -160,7 +160,7 @@ class RankSummary(Record):
     start_id: StartId
     rank: Rank
     weights: Weights
-    scale_rule: ScaleRule | None
+    requantisation: Requantisation | None
     converted: tuple[tuple[Count, Projection], ...]
 
     def line(self) -> str:
@@ -229,7 +229,7 @@ class SupervisorRecord(Record):
     checkpoint: CheckpointSummary
     served_model_name: str
     weights: Weights
-    scale_rule: ScaleRule | None
+    requantisation: Requantisation | None
     consent: ConsentSource | None
     world_size: WorldSize
     engine_url: str

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from kimi_k3.errors import ExitCode, OperatorError
-from kimi_k3.words.weights import ConsentSource, ScaleRule, Weights
+from kimi_k3.words.weights import ConsentSource, Requantisation, ScaleRule, Weights
 
 GAUSSIAN_RELATIVE_MSE = {ScaleRule.MSE: 0.004, ScaleRule.AMAX: 0.011}
 """Relative mean squared error of MXFP4 values requantised to int4 with one bf16 scale per 32, for
@@ -12,21 +12,22 @@ Gaussian weights. A figure to decide by; a checkpoint's own figures are measured
 
 
 def require_consent(
-    weights: Weights, scale_rule: ScaleRule, *, flag: bool, environment: bool
+    requantisation: Requantisation | None, *, flag: bool, environment: bool
 ) -> ConsentSource | None:
-    """Where the consent to ``weights`` came from, or ``None`` when none is needed.
+    """Where the consent to a requantisation came from, or ``None`` when none is needed.
 
     Raises:
         OperatorError: the weights are lossy and nobody consented; says what is lost and how much.
     """
-    if not weights.lossy:
+    if requantisation is None:
         return None
     if flag:
         return ConsentSource.FLAG
     if environment:
         return ConsentSource.ENVIRONMENT
+    scale_rule = requantisation.rule
     raise OperatorError(
-        f"--weights {weights} is lossy and needs your consent: the routed experts' MXFP4 weights are "
+        f"--weights {Weights.INT4} is lossy and needs your consent: the routed experts' MXFP4 weights are "
         "requantised to int4 with one bf16 scale per 32 weights, which changes them by a relative mean "
         f"squared error of about {GAUSSIAN_RELATIVE_MSE[scale_rule]:.3f} with --scale-rule {scale_rule} "
         f"({_other(scale_rule)}; for Gaussian weights, the checkpoint's own figures stand on /conversion "

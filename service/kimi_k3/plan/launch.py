@@ -14,7 +14,7 @@ from kimi_k3.plan.budget import engine_ready_timeout_seconds, engine_shutdown_ti
 from kimi_k3.plan.cores import core_lists
 from kimi_k3.profiles.schema import Device, Profile
 from kimi_k3.words import environment as names
-from kimi_k3.words.weights import ConsentSource, ScaleRule, Weights
+from kimi_k3.words.weights import ConsentSource, Requantisation, Weights
 
 ENGINE_MODULE = "vllm.entrypoints.openai.api_server"
 LOAD_FORMAT = "kimi_k3"
@@ -49,7 +49,7 @@ class Deployment:
     socket_dir: Path
     start_id: str
     weights: Weights
-    scale_rule: ScaleRule
+    requantisation: Requantisation | None
     consent: ConsentSource | None
     host: str
     port: int
@@ -62,8 +62,6 @@ class Deployment:
     max_model_len: int | None = None
     max_num_seqs: int | None = None
     dtype: str | None = None
-    negative_scale: bool = True
-    allow_nonfinite: bool = False
 
 
 @dataclass(frozen=True)
@@ -150,9 +148,10 @@ def _environment(deployment: Deployment, cores: Collection[int]) -> dict[str, st
     environment[names.STATE_DIR] = str(deployment.state_dir)
     environment[names.START_ID] = deployment.start_id
     environment[names.WEIGHTS] = deployment.weights.value
-    environment[names.SCALE_RULE] = deployment.scale_rule.value
-    environment[names.NEGATIVE_SCALE] = "1" if deployment.negative_scale else "0"
-    environment[names.ALLOW_NONFINITE] = "1" if deployment.allow_nonfinite else "0"
+    if (requantisation := deployment.requantisation) is not None:
+        environment[names.SCALE_RULE] = requantisation.rule.value
+        environment[names.NEGATIVE_SCALE] = "1" if requantisation.negative_scale else "0"
+        environment[names.ALLOW_NONFINITE] = "1" if requantisation.allow_nonfinite else "0"
     environment[names.ACCEPT_LOSSY] = "1" if deployment.consent else "0"
     return environment
 

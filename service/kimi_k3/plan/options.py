@@ -13,7 +13,7 @@ from kimi_k3.plan.consent import require_consent
 from kimi_k3.plan.launch import Deployment
 from kimi_k3.profiles.schema import Profile
 from kimi_k3.words.given import require_text
-from kimi_k3.words.weights import ScaleRule, Weights
+from kimi_k3.words.weights import Requantisation, ScaleRule, Weights
 
 DTYPES = ("auto", "bfloat16", "float", "float16", "float32", "half")
 """vLLM's choices for ``--dtype`` (0.32.0 and 0.33.0)."""
@@ -69,11 +69,7 @@ def decide(
             weights are lossy and nobody consented.
     """
     weights = profile.weights if options.weights is None else choose("--weights", options.weights, Weights)
-    scale_rule = (
-        profile.scale_rule
-        if options.scale_rule is None
-        else choose("--scale-rule", options.scale_rule, ScaleRule)
-    )
+    requantisation = _requantisation(options, profile, weights)
     if options.dtype is not None and options.dtype not in DTYPES:
         raise _usage(f"--dtype {options.dtype!r}: there is no such type", nearest(options.dtype, DTYPES))
     if not 1 <= options.port <= 65535:
@@ -96,11 +92,9 @@ def decide(
         socket_dir=socket_dir,
         start_id=start_id,
         weights=weights,
-        scale_rule=scale_rule,
-        negative_scale=options.negative_scale,
-        allow_nonfinite=options.allow_nonfinite,
+        requantisation=requantisation,
         consent=require_consent(
-            weights, scale_rule, flag=options.accept_lossy, environment=consent_in_environment
+            requantisation, flag=options.accept_lossy, environment=consent_in_environment
         ),
         host=_word("--host", options.host),
         port=options.port,
@@ -120,6 +114,54 @@ def decide(
         max_num_seqs=options.max_num_seqs,
         dtype=options.dtype,
     )
+
+
+def requantisation(
+    flag: str, rule: str | ScaleRule, *, negative_scale: bool, allow_nonfinite: bool
+) -> Requantisation:
+    """How MXFP4 becomes int4, as an operator said it.
+
+    Args:
+        flag: that named the rule.
+        rule: its value.
+        negative_scale: ``False`` after ``--no-negative-scale``.
+        allow_nonfinite: ``True`` after ``--allow-nonfinite``.
+
+    Raises:
+        OperatorError: there is no such rule, or another flag has no effect with it.
+    """
+    chosen = choose(flag, rule, ScaleRule)
+    if chosen is ScaleRule.AMAX and not negative_scale:
+        raise _usage(
+            f"--no-negative-scale has no effect with {flag} {chosen}, whose scales are all positive",
+            "leave it out",
+        )
+    return Requantisation(
+        rule=chosen,
+        negative_scale=negative_scale and chosen is ScaleRule.MSE,
+        allow_nonfinite=allow_nonfinite,
+    )
+
+
+def _requantisation(options: Options, profile: Profile, weights: Weights) -> Requantisation | None:
+    if weights.lossy:
+        return requantisation(
+            "--scale-rule",
+            options.scale_rule or profile.scale_rule,
+            negative_scale=options.negative_scale,
+            allow_nonfinite=options.allow_nonfinite,
+        )
+    for flag, given in (
+        ("--scale-rule", options.scale_rule is not None),
+        ("--no-negative-scale", not options.negative_scale),
+        ("--allow-nonfinite", options.allow_nonfinite),
+    ):
+        if given:
+            raise _usage(
+                f"{flag} has no effect with weights {weights}, which are served as they are",
+                f"leave it out, or use --weights {Weights.INT4}",
+            )
+    return None
 
 
 def choose(flag: str, given: str, choices: type[Choice]) -> Choice:

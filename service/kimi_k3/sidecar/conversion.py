@@ -12,7 +12,7 @@ from kimi_k3.journal.models import ProjectionConversion, RankRecord
 from kimi_k3.journal.reader import Journal
 from kimi_k3.sidecar.arithmetic import finite, ratio, seconds_between
 from kimi_k3.sidecar.view import View
-from kimi_k3.words.weights import Projection, ScaleRule, Weights
+from kimi_k3.words.weights import Projection, Requantisation, Weights
 
 LOSSLESS_NOTE = (
     "The experts are served exactly as they stand in the checkpoint (MXFP4); nothing is converted."
@@ -90,7 +90,7 @@ class Conversion(View):
     weights: Weights | None = Field(description="What the experts are served as.")
     lossless: bool | None = Field(description="Whether they are the checkpoint's values, bit for bit.")
     note: str = Field(description="The same in a sentence.")
-    scale_rule: ScaleRule | None = Field(description="How a group's int4 scale is chosen.")
+    requantisation: Requantisation | None = Field(description="How MXFP4 became int4. Null when it did not.")
     progress: ConversionProgress | None = Field(description="Null when nothing is to be converted.")
     total: Loss | None = Field(description="Over all layers and ranks.")
     layers: list[LayerLoss] = Field(description="Per layer and projection, in the model's order.")
@@ -113,7 +113,7 @@ def conversion_view(journal: Journal) -> Conversion:
             weights=supervisor.weights if supervisor else None,
             lossless=None if lossy is None else True,
             note=UNKNOWN_NOTE if lossy is None else LOSSLESS_NOTE,
-            scale_rule=None,
+            requantisation=None,
             progress=None,
             total=None,
             layers=[],
@@ -127,7 +127,7 @@ def conversion_view(journal: Journal) -> Conversion:
         weights=supervisor.weights,
         lossless=False,
         note=LOSSY_NOTE,
-        scale_rule=supervisor.scale_rule,
+        requantisation=supervisor.requantisation,
         progress=ConversionProgress(done=done, expected=expected, fraction=ratio(done, expected)),
         total=Loss(**_sums([one for by_rank in converted.values() for one in by_rank.values()])),
         layers=[_layer(key, by_rank, supervisor.world_size) for key, by_rank in sorted(converted.items())],

@@ -20,11 +20,12 @@ from kimi_k3.journal.reader import Journal
 from kimi_k3.sidecar.host import CgroupMemory, HostMemory
 from kimi_k3.sidecar.view import EngineHealth, EngineOutcome
 from kimi_k3.words.phases import Phase
-from kimi_k3.words.weights import ConsentSource, Projection, ScaleRule, Weights
+from kimi_k3.words.weights import ConsentSource, Projection, Requantisation, ScaleRule, Weights
 
 START = datetime(2026, 1, 1, 8, 0, tzinfo=UTC)
 NOW = START + timedelta(minutes=30)
 GIB = 2**30
+REQUANTISATION = Requantisation(rule=ScaleRule.MSE, negative_scale=True, allow_nonfinite=False)
 
 HOST = HostMemory(total_bytes=2048 * GIB, available_bytes=1700 * GIB, shmem_bytes=12 * GIB)
 CGROUP = CgroupMemory(
@@ -87,7 +88,7 @@ def example_journal(phase: Phase = Phase.READY) -> Journal:
         ),
         served_model_name="kimi-k3",
         weights=Weights.INT4,
-        scale_rule=ScaleRule.MSE,
+        requantisation=REQUANTISATION,
         consent=ConsentSource.FLAG,
         world_size=2,
         engine_url="http://127.0.0.1:8000",
@@ -112,7 +113,7 @@ def _rank(rank: int, changes: tuple[PhaseChange, ...], *, done: bool) -> RankRec
         pid=23 + rank,
         updated_at=START + timedelta(minutes=10),
         weights=Weights.INT4,
-        scale_rule=ScaleRule.MSE,
+        requantisation=REQUANTISATION,
         phases=changes[1:],
         loading=Loading(
             bytes_done=1453 * GIB if done else 700 * GIB,

@@ -77,7 +77,7 @@ def _of_start(supervisor: SupervisorRecord) -> Values:
         __version__,
         supervisor.profile,
         supervisor.weights,
-        supervisor.scale_rule or "",
+        supervisor.requantisation.rule if supervisor.requantisation else "",
         supervisor.consent or "",
         supervisor.served_model_name,
         supervisor.start_id,

@@ -159,7 +159,7 @@ def _weights(supervisor: SupervisorRecord, lossy: bool | None) -> ServedWeights:
         weights=supervisor.weights,
         lossy=lossy,
         consent=supervisor.consent,
-        scale_rule=supervisor.scale_rule,
+        scale_rule=supervisor.requantisation and supervisor.requantisation.rule,
     )
 
 

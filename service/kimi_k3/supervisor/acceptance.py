@@ -41,8 +41,8 @@ def objection(record: SupervisorRecord, ranks: Sequence[RankSummary]) -> str | N
 def _problem(record: SupervisorRecord, rank: RankSummary) -> str | None:
     if rank.weights is not record.weights:
         return f"serves {rank.weights} weights, {record.weights} was asked"
-    if record.weights.lossy and rank.scale_rule is not record.scale_rule:
-        return f"converted with scale rule {rank.scale_rule}, {record.scale_rule} was asked"
+    if rank.requantisation != record.requantisation:
+        return f"converted with {rank.requantisation or 'no scale rule'}, {record.requantisation} was asked"
     wanted = (
         {(layer, projection) for layer in record.checkpoint.moe_layers for projection in Projection}
         if record.weights.lossy

@@ -133,7 +133,7 @@ def first_record(deployment: Deployment, launch: Launch, checkpoint: Checkpoint)
         checkpoint=summary(checkpoint),
         served_model_name=deployment.served_model_name,
         weights=deployment.weights,
-        scale_rule=deployment.scale_rule if deployment.weights.lossy else None,
+        requantisation=deployment.requantisation,
         consent=deployment.consent,
         world_size=deployment.tensor_parallel_size,
         engine_url=engine_url(deployment.host, deployment.port),

@@ -19,7 +19,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from kimi_k3.errors import ExitCode, OperatorError
 from kimi_k3.words.given import given_path
-from kimi_k3.words.weights import ScaleRule, Weights
+from kimi_k3.words.weights import Requantisation, ScaleRule, Weights
 
 PREFIX = "KIMI_K3_"
 STATE_DIR = PREFIX + "STATE_DIR"
@@ -76,6 +76,15 @@ class EngineEnvironment(BaseSettings):
     negative_scale: Annotated[bool, BeforeValidator(_flag)] = True
     allow_nonfinite: Annotated[bool, BeforeValidator(_flag)] = False
     accept_lossy: Annotated[bool, BeforeValidator(_flag)] = False
+
+    @property
+    def requantisation(self) -> Requantisation:
+        """How the experts become int4, if they do."""
+        return Requantisation(
+            rule=self.scale_rule,
+            negative_scale=self.negative_scale and self.scale_rule is ScaleRule.MSE,
+            allow_nonfinite=self.allow_nonfinite,
+        )
 
     @classmethod
     def read(cls) -> EngineEnvironment:

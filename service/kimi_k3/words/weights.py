@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+from pydantic import BaseModel, ConfigDict
+
 
 class Weights(StrEnum):
     """What the experts are served as."""
@@ -23,6 +25,28 @@ class ScaleRule(StrEnum):
 
     MSE = "mse"
     AMAX = "amax"
+
+
+class Requantisation(BaseModel):
+    """How MXFP4 becomes int4: all that, beside the checkpoint, decides the bits.
+
+    Attributes:
+        rule: how a group's scale is chosen.
+        negative_scale: whether it may be negative; never with ``amax``.
+        allow_nonfinite: whether groups with NaN or infinite values become zeros instead of stopping the
+            conversion.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    rule: ScaleRule
+    negative_scale: bool
+    allow_nonfinite: bool
+
+    def __str__(self) -> str:
+        """In an operator's words."""
+        signs = "" if self.negative_scale or self.rule is ScaleRule.AMAX else ", no negative scales"
+        return f"scale rule {self.rule}{signs}{', non-finite groups allowed' if self.allow_nonfinite else ''}"
 
 
 class Int4Layout(StrEnum):
