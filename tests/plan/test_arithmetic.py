@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kimi_k3.plan.budget import (
     TEARDOWN_SECONDS,
+    budgets,
     engine_ready_timeout_seconds,
     engine_shutdown_timeout_seconds,
     exit_deadline_seconds,
@@ -40,3 +41,16 @@ def test_vllms_budgets_are_never_below_ours(seconds: float) -> None:
     # vLLM's teardown takes up to 15 s on ROCm after the last request.
     assert exit_deadline_seconds(seconds, serving=True) >= seconds + 15
     assert exit_deadline_seconds(seconds, serving=False) == TEARDOWN_SECONDS
+
+
+@given(start=st.floats(1, 604_800), drain=st.floats(0, 604_800))
+@settings(max_examples=200, deadline=None)
+def test_nobody_gives_up_before_those_who_know_more(start: float, drain: float) -> None:
+    """A probe that is shorter than the engine's own budget kills a start without a word of why (case 2)."""
+    found = budgets(start, drain)
+    assert found.startup >= start
+    assert found.progress_deadline > found.startup_probe > found.engine_ready > found.startup
+    assert 300 <= found.execute_model <= 1800
+    assert found.drain >= drain
+    # 15 s are what vLLM itself allows its processes on ROCm.
+    assert found.termination_grace >= found.pre_stop + found.drain + 15

@@ -201,7 +201,7 @@ def rank_weights(
     found = []
     for stage in stages(text.num_hidden_layers, cut.pipeline):
         bytes_by = dict.fromkeys(Placement, 0)
-        for spec in _of_stage(config, stage):
+        for spec in other_tensors(config, stage):
             bytes_by[placement(spec.name)] += spec.nbytes
         groups = 3 * w2_groups * len(moe & set(stage))
         found.append(
@@ -218,7 +218,8 @@ def rank_weights(
     return max(found, key=lambda rank: rank.converted)
 
 
-def _of_stage(config: KimiK3Config, stage: range) -> Iterator[TensorSpec]:
+def other_tensors(config: KimiK3Config, stage: range) -> Iterator[TensorSpec]:
+    """All tensors of a pipeline stage that belong to no routed expert."""
     text = config.text_config
     for layer in stage:
         yield from layer_tensors(text, layer)
