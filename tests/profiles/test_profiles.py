@@ -73,7 +73,7 @@ def test_every_key_is_required() -> None:
         ("  HF_HUB_OFFLINE:\n", "  VLLM_API_KEY:\n", "VLLM_API_KEY is written by the plan"),
         ("  HF_HUB_OFFLINE:\n", "  KIMI_K3_WEIGHTS:\n", "KIMI_K3_WEIGHTS is written by the plan"),
         ("  HF_HUB_OFFLINE:\n", "  TORCHDYNAMO_DISABLE:\n", "given twice"),
-        ("start_timeout_seconds: 600", "start_timeout_seconds: 0", "start_timeout_seconds"),
+        ("  seconds: 600", "  seconds: 0", "start_timeout: seconds must be more than 0"),
         ("weights: mxfp4", "weights: fp8", "weights"),
         ("    why: tracing made the first request take 14 s\n", "", "why"),
         ("flags:", "flags: [", "parsing"),

@@ -100,6 +100,13 @@ def build_launch(deployment: Deployment, *, cores: Collection[int], engine_comma
         *("--disable-access-log-for-endpoints", PROBED),
         *("--shutdown-timeout", str(engine_shutdown_timeout_seconds(deployment.drain_timeout))),
     ]
+    for flag, ranks in (
+        ("--pipeline-parallel-size", profile.pipeline_parallel_size),
+        ("--data-parallel-size", profile.data_parallel_size),
+        ("--decode-context-parallel-size", profile.decode_context_parallel_size),
+    ):
+        if ranks > 1:
+            argv += [flag, str(ranks)]
     if deployment.expert_parallel:
         argv.append("--enable-expert-parallel")
     if deployment.guarded:

@@ -11,6 +11,7 @@ from typing import TypeVar
 from kimi_k3.errors import ExitCode, OperatorError, nearest
 from kimi_k3.plan.consent import require_consent
 from kimi_k3.plan.launch import Deployment
+from kimi_k3.plan.startable import require_startable
 from kimi_k3.profiles.schema import Profile
 from kimi_k3.words.given import require_text
 from kimi_k3.words.weights import Requantisation, ScaleRule, Weights
@@ -23,6 +24,9 @@ MAX_TOKENS = 2**31 - 1
 MAX_REQUESTS = 65536
 MAX_SECONDS = 7 * 24 * 3600
 """Far above anything that serves; what lies beyond overflows somewhere between here and a kernel."""
+
+LOSSY_PROFILE = "ep8"
+"""Where an operator is sent who wants int4 from a profile that has none."""
 
 Choice = TypeVar("Choice", bound=StrEnum)
 
@@ -65,9 +69,10 @@ def decide(
         guarded: whether an API key is set.
 
     Raises:
-        OperatorError: a value is not possible (names it and the nearest possible one), or the
-            weights are lossy and nobody consented.
+        OperatorError: a value is not possible (names it and the nearest possible one), the weights are
+            lossy and nobody consented, or the profile needs what cannot be given yet.
     """
+    require_startable(profile)
     weights = profile.weights if options.weights is None else choose("--weights", options.weights, Weights)
     requantisation = _requantisation(options, profile, weights)
     if options.dtype is not None and options.dtype not in DTYPES:
@@ -145,6 +150,11 @@ def requantisation(
 
 def _requantisation(options: Options, profile: Profile, weights: Weights) -> Requantisation | None:
     if weights.lossy:
+        if profile.scale_rule is None:
+            raise _usage(
+                f"--weights {weights}: profile {profile.name} is for experts as they are",
+                f"leave it out, or take --profile {LOSSY_PROFILE}",
+            )
         return requantisation(
             "--scale-rule",
             options.scale_rule or profile.scale_rule,

@@ -32,6 +32,7 @@ from kimi_k3.plan.launch import (
 from kimi_k3.plan.options import Options, decide
 from kimi_k3.plan.secret import read_api_key
 from kimi_k3.preflight.cores import check_cores
+from kimi_k3.preflight.device import check_device
 from kimi_k3.preflight.engine import check_plugin_allowed, check_plugin_visible, check_vllm_installed
 from kimi_k3.preflight.network import check_port_free
 from kimi_k3.preflight.state import check_state_dir
@@ -162,6 +163,7 @@ def engine_url(host: str, port: int) -> str:
 
 def _checks(deployment: Deployment, environment: Mapping[str, str]) -> tuple[Callable[[], None], ...]:
     return (
+        partial(check_device, deployment.profile),
         check_vllm_installed,
         check_plugin_visible,
         partial(check_plugin_allowed, environment),
