@@ -180,6 +180,50 @@ def show(
 
 
 @app.command()
+def plan(
+    checkpoint: Annotated[str, typer.Argument(help="Directory with config.json; nothing else is needed.")],
+    profile: Annotated[str, typer.Option(help="Named deployment.")] = "ep8",
+    gpu: Annotated[
+        str | None, typer.Option(help="mi325x, mi300x or mi355x. Default: what the profile is for.")
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="name=value", help="Change the profile, e.g. max-model-len=65536."),
+    ] = None,
+    storage: Annotated[
+        float | None, typer.Option(help="GB per second that the storage delivers, to tell the time.")
+    ] = None,
+    accept_lossy: Annotated[
+        bool, typer.Option("--accept-lossy", help="Consent to int4. Also: KIMI_K3_ACCEPT_LOSSY=1.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="The figures as JSON.")] = False,
+) -> int:
+    """Tell in a second whether a start will fit, what it will use, and what command will run.
+
+    The exit code is 0 if it fits and 1 if it does not.
+    """
+    from kimi_k3.plan.command import Request, run_plan
+    from kimi_k3.plan.options import Options
+
+    return run_plan(
+        Request(
+            options=Options(
+                checkpoint=given_path("checkpoint", checkpoint, absolute=True),
+                host=HOST,
+                port=ENGINE_PORT,
+                served_model_name="kimi-k3",
+                accept_lossy=accept_lossy,
+            ),
+            profile=profile,
+            gpu=gpu,
+            settings=settings or (),
+            gigabytes_per_second=storage,
+            as_json=as_json,
+        )
+    )
+
+
+@app.command()
 def convert_report(
     checkpoint: Annotated[str, typer.Argument(help="Directory with config.json and the shards.")],
     layers: Annotated[

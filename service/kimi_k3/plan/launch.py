@@ -6,11 +6,16 @@ The API key is not part of a launch, so a launch can be printed and recorded as 
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from kimi_k3.plan.budget import engine_ready_timeout_seconds, engine_shutdown_timeout_seconds
+from kimi_k3.plan.budget import (
+    engine_ready_timeout_seconds,
+    engine_shutdown_timeout_seconds,
+    execute_model_timeout_seconds,
+)
 from kimi_k3.plan.cores import core_lists
 from kimi_k3.profiles.schema import Device, Profile
 from kimi_k3.words import environment as names
@@ -125,6 +130,18 @@ def build_launch(deployment: Deployment, *, cores: Collection[int], engine_comma
     )
 
 
+def as_script(launch: Launch) -> str:
+    """The launch as a shell script, with the reasons as comments."""
+    lines = []
+    for name, value in launch.environment.items():
+        reason = launch.reasons.get(name)
+        lines.append(f"export {name}={shlex.quote(value)}" + (f"  # {reason}" if reason else ""))
+    if KEY_GUARD in launch.argv:
+        lines.append(f': "${{{VLLM_API_KEY}:?set it to the API key, which is never printed}}"')
+    lines += [f"# {word}: {launch.reasons[word]}" for word in launch.argv if word in launch.reasons]
+    return "\n".join([*lines, f"exec {shlex.join(launch.argv)}"])
+
+
 def profile_flags(deployment: Deployment) -> dict[str, str | None]:
     """The profile's flags with the operator's values in place; ``None`` is the value of a switch."""
     flags = {
@@ -147,6 +164,9 @@ def profile_flags(deployment: Deployment) -> dict[str, str | None]:
 def _environment(deployment: Deployment, cores: Collection[int]) -> dict[str, str]:
     environment = {name: variable.value for name, variable in deployment.profile.environment.items()}
     environment["VLLM_ENGINE_READY_TIMEOUT_S"] = str(engine_ready_timeout_seconds(deployment.start_timeout))
+    environment["VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS"] = str(
+        execute_model_timeout_seconds(deployment.start_timeout)
+    )
     if deployment.profile.device is Device.CPU:
         environment["VLLM_CPU_OMP_THREADS_BIND"] = core_lists(cores, deployment.tensor_parallel_size)
     # Lines must reach the supervisor when they are printed, not when a buffer is full.

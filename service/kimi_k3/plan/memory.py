@@ -13,19 +13,16 @@ from kimi_k3.plan.cache import CacheLayout
 from kimi_k3.plan.sharding import RankWeights
 from kimi_k3.words.gpus import GIB, Gpu
 
-CONTEXT_BYTES = int(4.86 * GIB)
-"""Of a process before it profiles: HIP context, code objects, RCCL. vllm-project/vllm#51274, 8 x MI325X, TP8:
-58.61 GiB were free beside 192.51 GiB of weights."""
+PROCESS_BYTES = int(5.56 * GIB)
+"""Of a process beside the checkpoint's tensors, before it profiles: HIP context, code objects, RCCL, and what
+layers make of their weights when they are loaded. vllm-project/vllm#51274, 8 x MI325X, TP8: 58.61 GiB were
+free when the tensors, 191.81 GiB, had been loaded."""
 
-MEASURED_TRANSIENT_BYTES = int(12.41 * GIB)
-MEASURED_BATCHED_TOKENS = 16384
-"""Peak of the profiling run beyond weights and context, graphs included: what the same run, at 0.97 and with
-948,305 tokens of cache, must have had. 16,384 is vLLM 0.32's ``--max-num-batched-tokens`` for GPUs of that
-size; the run does not say that it set another."""
-
-FIXED_TRANSIENT_BYTES = 2 * GIB
-"""The part of it that does not grow with the tokens of a step: the sampler's and logits' buffers of 1024
-sequences (three times 1024 x 163,840 float32), rounded."""
+STEP_BYTES = int(12.41 * GIB)
+STEP_TOKENS = 16384
+"""Peak of the profiling run beyond that, graphs included: what the same run, at 0.97 and with 948,305 tokens
+of cache, must have had. 16,384 is vLLM 0.32's ``--max-num-batched-tokens`` for GPUs of that size; the run
+does not say that it set another. For steps of fewer tokens nobody has shown that it is less."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +35,7 @@ class MemoryPlan:
         lossy: whether the weights are converted.
         layout: of the cache.
         utilization: part of the memory that vLLM may take.
-        transient: estimated peak of a step.
+        step: estimated peak of a step.
         cache: left for the cache; 0 if nothing is.
         max_model_len: tokens of the longest sequence that is asked for.
         reasons: why it does not fit, one line each; empty if it does.
@@ -49,7 +46,7 @@ class MemoryPlan:
     lossy: bool
     layout: CacheLayout
     utilization: float
-    transient: int
+    step: int
     cache: int
     max_model_len: int
     reasons: tuple[str, ...]
@@ -86,7 +83,7 @@ def plan_memory(
     max_num_batched_tokens: int,
     cache_bytes: int | None = None,
 ) -> MemoryPlan:
-    """Weights, context, a step's peak, and the rest for the cache.
+    """Weights, process, a step's peak, and the rest for the cache.
 
     Args:
         gpu: the kind of GPU.
@@ -98,23 +95,23 @@ def plan_memory(
         max_num_batched_tokens: of a step.
         cache_bytes: ``--kv-cache-memory-bytes``, which takes the place of what is left.
     """
-    transient = transient_bytes(max_num_batched_tokens)
+    step = step_bytes(max_num_batched_tokens)
     resident = weights.converted if lossy else weights.loaded
     allowed = int(gpu.memory_bytes * utilization)
-    left = allowed - CONTEXT_BYTES - resident - transient
+    left = allowed - PROCESS_BYTES - resident - step
     cache = max(0, left) if cache_bytes is None else cache_bytes
     peak = weights.conversion_peak if lossy else weights.loaded
     reasons = []
-    if peak + CONTEXT_BYTES > gpu.memory_bytes:
+    if peak + PROCESS_BYTES > gpu.memory_bytes:
         reasons.append(
-            f"weights take up to {gib(peak)} and the process about {gib(CONTEXT_BYTES)}, "
+            f"weights take up to {gib(peak)} and the process about {gib(PROCESS_BYTES)}, "
             f"a {gpu.name} has {gib(gpu.memory_bytes)}"
         )
     elif left < cache or not cache:
-        taken = CONTEXT_BYTES + resident + transient + (cache_bytes or 0)
+        taken = PROCESS_BYTES + resident + step + (cache_bytes or 0)
         reasons.append(
-            f"weights ({gib(resident)}), process (about {gib(CONTEXT_BYTES)}) and a step of "
-            f"{max_num_batched_tokens} tokens (about {gib(transient)})"
+            f"weights ({gib(resident)}), process (about {gib(PROCESS_BYTES)}) and a step of "
+            f"{max_num_batched_tokens} tokens (about {gib(step)})"
             + (f" and {gib(cache)} of cache" if cache else " leave nothing for the cache:")
             + f" need {gib(taken)}, {gib(allowed)} are allowed ({utilization:g} of {gib(gpu.memory_bytes)})"
         )
@@ -130,17 +127,16 @@ def plan_memory(
         lossy=lossy,
         layout=layout,
         utilization=utilization,
-        transient=transient,
+        step=step,
         cache=cache if not reasons or layout.pool(cache) else 0,
         max_model_len=max_model_len,
         reasons=tuple(reasons),
     )
 
 
-def transient_bytes(max_num_batched_tokens: int) -> int:
-    """Estimated peak of a step of so many tokens: one measured point, and a fixed part."""
-    grows = MEASURED_TRANSIENT_BYTES - FIXED_TRANSIENT_BYTES
-    return FIXED_TRANSIENT_BYTES + grows * max_num_batched_tokens // MEASURED_BATCHED_TOKENS
+def step_bytes(max_num_batched_tokens: int) -> int:
+    """Estimated peak of a step: the one measured point, and in proportion above it."""
+    return STEP_BYTES * max(max_num_batched_tokens, STEP_TOKENS) // STEP_TOKENS
 
 
 def gib(size: int) -> str:

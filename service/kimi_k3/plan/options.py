@@ -11,7 +11,6 @@ from typing import TypeVar
 from kimi_k3.errors import ExitCode, OperatorError, nearest
 from kimi_k3.plan.consent import require_consent
 from kimi_k3.plan.launch import Deployment
-from kimi_k3.plan.startable import require_startable
 from kimi_k3.profiles.schema import Profile
 from kimi_k3.words.given import require_text
 from kimi_k3.words.weights import Requantisation, ScaleRule, Weights
@@ -69,10 +68,9 @@ def decide(
         guarded: whether an API key is set.
 
     Raises:
-        OperatorError: a value is not possible (names it and the nearest possible one), the weights are
-            lossy and nobody consented, or the profile needs what cannot be given yet.
+        OperatorError: a value is not possible (names it and the nearest possible one), or the
+            weights are lossy and nobody consented.
     """
-    require_startable(profile)
     weights = profile.weights if options.weights is None else choose("--weights", options.weights, Weights)
     requantisation = _requantisation(options, profile, weights)
     if options.dtype is not None and options.dtype not in DTYPES:

@@ -17,7 +17,7 @@ from kimi_k3.checkpoint import KimiK3Config
 from kimi_k3.plan.budget import Budgets
 from kimi_k3.plan.cache import CacheLayout
 from kimi_k3.plan.launch import Launch
-from kimi_k3.plan.memory import CONTEXT_BYTES, MemoryPlan
+from kimi_k3.plan.memory import PROCESS_BYTES, MemoryPlan
 from kimi_k3.plan.sharding import Parallelism, RankWeights
 from kimi_k3.plan.storage import Reading
 
@@ -133,8 +133,8 @@ def per_rank(weights: RankWeights, memory: MemoryPlan | None, *, lossy: bool) ->
         vision_bytes=weights.vision,
         gpu_bytes=memory and memory.gpu.memory_bytes,
         weights_bytes=weights.converted if lossy else weights.loaded,
-        process_estimated_bytes=None if memory is None else CONTEXT_BYTES,
-        step_estimated_bytes=memory and memory.transient,
+        process_estimated_bytes=None if memory is None else PROCESS_BYTES,
+        step_estimated_bytes=memory and memory.step,
         cache_bytes=memory and memory.cache,
         withheld_bytes=memory and memory.withheld,
     )

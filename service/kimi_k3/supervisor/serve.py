@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-import shlex
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -20,10 +19,9 @@ from kimi_k3.journal.writer import now
 from kimi_k3.plan.fit import check_fit
 from kimi_k3.plan.launch import (
     ENGINE_MODULE,
-    KEY_GUARD,
-    VLLM_API_KEY,
     Deployment,
     Launch,
+    as_script,
     build_launch,
     child_environment,
     overridden,
@@ -31,6 +29,7 @@ from kimi_k3.plan.launch import (
 )
 from kimi_k3.plan.options import Options, decide
 from kimi_k3.plan.secret import read_api_key
+from kimi_k3.plan.startable import require_startable
 from kimi_k3.preflight.cores import check_cores
 from kimi_k3.preflight.device import check_device
 from kimi_k3.preflight.engine import check_plugin_allowed, check_plugin_visible, check_vllm_installed
@@ -70,6 +69,7 @@ def serve(
         OperatorError: the start is not possible, or it failed.
     """
     profile = load_profile(profile_name)
+    require_startable(profile)
     api_key = read_api_key(api_key_file, os.environ)
     start_id = f"{now():%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}"
     deployment = decide(
@@ -108,18 +108,6 @@ def serve(
             checks=_checks(deployment, os.environ),
         )
         return supervise(start, report=report, forward=_Outlet(sys.stdout))
-
-
-def as_script(launch: Launch) -> str:
-    """The launch as a shell script, with the reasons as comments."""
-    lines = []
-    for name, value in launch.environment.items():
-        reason = launch.reasons.get(name)
-        lines.append(f"export {name}={shlex.quote(value)}" + (f"  # {reason}" if reason else ""))
-    if KEY_GUARD in launch.argv:
-        lines.append(f': "${{{VLLM_API_KEY}:?set it to the API key, which is never printed}}"')
-    lines += [f"# {word}: {launch.reasons[word]}" for word in launch.argv if word in launch.reasons]
-    return "\n".join([*lines, f"exec {shlex.join(launch.argv)}"])
 
 
 def first_record(deployment: Deployment, launch: Launch, checkpoint: Checkpoint) -> SupervisorRecord:

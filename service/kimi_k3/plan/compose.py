@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From a checkpoint's config and a deployment to its plan. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+
+from kimi_k3.checkpoint import KimiK3Config
+from kimi_k3.plan.budget import budgets
+from kimi_k3.plan.cache import CacheLayout, cache_layout
+from kimi_k3.plan.launch import Deployment, Launch, profile_flags
+from kimi_k3.plan.memory import MemoryPlan, gib, plan_memory
+from kimi_k3.plan.report import Plan, cache, per_rank, plan_document, storage
+from kimi_k3.plan.sharding import Parallelism, RankWeights, rank_weights
+from kimi_k3.plan.storage import reading
+from kimi_k3.profiles.schema import Profile
+from kimi_k3.words.gpus import GIB, GPUS, Gpu
+
+Flags = Mapping[str, str | None]
+
+EXPERT_FILTER, TEXT_ONLY, PREFIX_CACHING = (
+    "--enable-ep-weight-filter",
+    "--language-model-only",
+    "--enable-prefix-caching",
+)
+CPU_CACHE_VARIABLE = "VLLM_CPU_KVCACHE_SPACE"
+
+ELEMENT_BYTES = {"float32": 4, "float": 4}
+"""Of a cache's numbers, by ``--dtype``; 2 for every other one, and 1 with ``--kv-cache-dtype fp8``."""
+
+ESTIMATES = (
+    "what a process and a step take is estimated from one public run of TP8 on 8 x MI325X "
+    "(vllm-project/vllm#51274), to whose 948,305 tokens of cache it is fitted"
+)
+SEVERAL_NODES = (
+    "the start of each of {nodes} nodes adds --nnodes {nodes} --node-rank N --master-addr A --master-port P, "
+    "and --headless on all but the first"
+)
+UP_PROJECTION = (
+    "vLLM 0.32 cuts routed_expert_up_proj among the ranks, which nobody has published a measurement of; it "
+    "counts here as whole on every rank, {} more than vLLM may need"
+)
+CONSENT = "int4 is lossy: a start needs --accept-lossy (or KIMI_K3_ACCEPT_LOSSY=1)"
+
+
+def compose(
+    config: KimiK3Config,
+    deployment: Deployment,
+    launch: Launch,
+    gpu: Gpu | None,
+    *,
+    host_bytes: int | None = None,
+    bytes_per_second: float | None = None,
+    others: Iterable[Profile] = (),
+) -> Plan:
+    """The plan of one start.
+
+    Args:
+        config: the checkpoint's.
+        deployment: the start, every value decided.
+        launch: its argv and environment.
+        gpu: what it runs on; ``None`` on a CPU.
+        host_bytes: memory of the machine, if it is to hold the weights.
+        bytes_per_second: of the storage, if known.
+        others: profiles, to name one that fits if this one does not.
+    """
+    profile = deployment.profile
+    cut = parallelism(deployment)
+    flags = profile_flags(deployment)
+    lossy = deployment.weights.lossy
+    weights, layout = _rank(config, cut, flags)
+    memory = None if gpu is None else _memory(gpu, weights, layout, flags, lossy=lossy)
+    reasons = [] if memory is None else list(memory.reasons)
+    if gpu is not None and profile.gpu is not None and gpu.architecture != profile.gpu.architecture:
+        reasons.insert(
+            0, f"profile {profile.name} is for {profile.gpu.architecture}, {gpu.name} is {gpu.architecture}"
+        )
+    if gpu is not None and reasons:
+        reasons += _instead(config, gpu, profile, others)
+    left = memory.cache if memory is not None else _cpu_cache(launch)
+    least = weights.loaded + (left or 0)
+    if host_bytes is not None and least > host_bytes:
+        reasons.append(f"weights and cache take at least {gib(least)}, this machine has {gib(host_bytes)}")
+    per_node = cut.ranks // profile.nodes
+    read = reading(config, cut, ranks_per_node=per_node, expert_filter=EXPERT_FILTER in flags)
+    times = budgets(deployment.start_timeout, deployment.drain_timeout)
+    if bytes_per_second is not None and read.seconds(bytes_per_second, cached=True) > times.startup:
+        seconds = math.ceil(read.seconds(bytes_per_second, cached=True))
+        reasons.append(
+            f"reading alone takes {seconds} s at {bytes_per_second / 1e9:g} GB/s, a start may take "
+            f"{times.startup} s: more than that with --set start-timeout=N"
+        )
+    notes = [ESTIMATES] if gpu is not None else []
+    if profile.nodes > 1:
+        notes.append(SEVERAL_NODES.format(nodes=profile.nodes))
+    if cut.tensor > 1 and config.text_config.routed_expert_hidden_size is not None:
+        notes.append(UP_PROJECTION.format(gib(_up_projection(config, cut))))
+    if lossy and deployment.consent is None:
+        notes.append(CONSENT)
+    return plan_document(
+        profile=profile.name,
+        weights=deployment.weights.value,
+        cut=cut,
+        nodes=profile.nodes,
+        gpu=None if gpu is None else gpu.name,
+        reasons=tuple(reasons),
+        notes=tuple(notes),
+        figures=per_rank(weights, memory, lossy=lossy),
+        kv=cache(layout, config, left, _max_model_len(config, flags)),
+        read=storage(read, bytes_per_second),
+        times=times,
+        launch=launch,
+    )
+
+
+def parallelism(deployment: Deployment) -> Parallelism:
+    """How a deployment is cut into ranks."""
+    return Parallelism(
+        tensor=deployment.tensor_parallel_size,
+        pipeline=deployment.profile.pipeline_parallel_size,
+        data=deployment.profile.data_parallel_size,
+        expert=deployment.expert_parallel,
+        decode_context=deployment.profile.decode_context_parallel_size,
+    )
+
+
+def usual_gpu(profile: Profile) -> Gpu | None:
+    """The smallest GPU that a profile is for; ``None`` on a CPU.
+
+    Raises:
+        KeyError: it is for one that this product does not know.
+    """
+    if profile.gpu is None:
+        return None
+    fitting = [
+        gpu
+        for gpu in GPUS.values()
+        if gpu.architecture == profile.gpu.architecture
+        and gpu.memory_bytes >= (profile.gpu.memory_gib - 1) * GIB
+    ]
+    if not fitting:
+        raise KeyError(f"profile {profile.name}: no known GPU has {profile.gpu.memory_gib} GiB")
+    return min(fitting, key=lambda gpu: gpu.memory_bytes)
+
+
+def _rank(config: KimiK3Config, cut: Parallelism, flags: Flags) -> tuple[RankWeights, CacheLayout]:
+    return (
+        rank_weights(config, cut, vision=TEXT_ONLY not in flags),
+        cache_layout(
+            config.text_config,
+            cut,
+            element_bytes=_element_bytes(flags),
+            prefix_caching=PREFIX_CACHING in flags,
+        ),
+    )
+
+
+def _element_bytes(flags: Flags) -> int:
+    if (flags.get("--kv-cache-dtype") or "auto").startswith("fp8"):
+        return 1
+    return ELEMENT_BYTES.get(flags.get("--dtype") or "auto", 2)
+
+
+def _memory(gpu: Gpu, weights: RankWeights, layout: CacheLayout, flags: Flags, *, lossy: bool) -> MemoryPlan:
+    asked = flags.get("--kv-cache-memory-bytes")
+    return plan_memory(
+        gpu,
+        weights,
+        layout,
+        lossy=lossy,
+        utilization=float(flags["--gpu-memory-utilization"] or 0),
+        max_model_len=int(flags["--max-model-len"] or 0),
+        max_num_batched_tokens=int(flags["--max-num-batched-tokens"] or 0),
+        cache_bytes=None if asked is None else int(float(asked)),
+    )
+
+
+def _instead(config: KimiK3Config, gpu: Gpu, profile: Profile, others: Iterable[Profile]) -> list[str]:
+    """A line for the simplest other profile that fits ``gpu``."""
+    for other in sorted(others, key=lambda one: (one.nodes, one.data_parallel_size, one.name)):
+        if other.gpu is None or other.gpu.architecture != gpu.architecture or other.needs_draft:
+            continue
+        if other.name == profile.name or other.weights is not profile.weights:
+            continue
+        cut = Parallelism(
+            tensor=other.tensor_parallel_size,
+            pipeline=other.pipeline_parallel_size,
+            data=other.data_parallel_size,
+            expert=other.expert_parallel,
+            decode_context=other.decode_context_parallel_size,
+        )
+        flags = {name: None if flag.value is None else str(flag.value) for name, flag in other.flags.items()}
+        found = _memory(gpu, *_rank(config, cut, flags), flags, lossy=other.weights.lossy)
+        if found.fits:
+            return [
+                f"--profile {other.name} fits: at most {gib(found.peak)} of weights on each of "
+                f"{cut.ranks} x {gpu.name}"
+            ]
+    return []
+
+
+def _up_projection(config: KimiK3Config, cut: Parallelism) -> int:
+    text = config.text_config
+    whole = text.hidden_size * text.expert_hidden * 2 * len(text.moe_layers) // cut.pipeline
+    return whole - whole // cut.tensor
+
+
+def _max_model_len(config: KimiK3Config, flags: Flags) -> int:
+    return int(flags.get("--max-model-len") or config.text_config.max_position_embeddings)
+
+
+def _cpu_cache(launch: Launch) -> int | None:
+    space = launch.environment.get(CPU_CACHE_VARIABLE)
+    return None if space is None else int(float(space) * GIB)

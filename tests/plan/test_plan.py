@@ -1,0 +1,220 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``kimi-k3 plan``, as an operator and as a script use it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kimi_k3.cli import run
+from kimi_k3.plan.report import PerRank, Plan
+from kimi_k3.plan.view import BAR_WIDTH, bar
+from kimi_k3.profiles.load import load_profile, profile_names
+from kimi_k3.words.gpus import GIB, GPUS
+
+CONFIG = Path(__file__).parents[1] / "checkpoint" / "data" / "k3-config.json"
+ON_GPUS = [name for name in profile_names() if load_profile(name).gpu is not None]
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    """A directory with nothing but the published config.json."""
+    (tmp_path / "config.json").write_bytes(CONFIG.read_bytes())
+    return tmp_path
+
+
+def planned(checkpoint: Path, capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, Plan]:
+    code = run(["plan", str(checkpoint), "--json", *arguments])
+    return code, Plan.model_validate_json(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("profile", ["tp8", "ep8"])
+def test_public_figures(checkpoint: Path, capsys: pytest.CaptureFixture[str], profile: str) -> None:
+    """192.51 GiB before the conversion, 201 after it, 27 KiB a token, 948,305 tokens of cache.
+
+    They are those of vllm-project/vllm#51274. The profiles serve text only: without the image encoder's
+    0.83 GiB there is 0.8 % less of weights, and 2.9 % more of cache.
+    """
+    code, plan = planned(
+        checkpoint, capsys, "--profile", profile,
+        "--set", "max-model-len=16384", "--set", "gpu-memory-utilization=0.97",
+    )  # fmt: skip
+    rank = plan.per_rank
+    assert (code, plan.fits, plan.reasons) == (0, True, ())
+    assert rank.resident_before_conversion_bytes / GIB == pytest.approx(192.51, rel=0.01)
+    assert rank.resident_after_conversion_bytes / GIB == pytest.approx(201.5, rel=0.01)
+    assert plan.kv.bytes_per_token == 27 * 1024
+    assert plan.kv.tokens == pytest.approx(948_305, rel=0.05)
+
+
+def test_eight_mi300x(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Refused with the numbers, and with the profile to take instead."""
+    code, plan = planned(checkpoint, capsys, "--profile", "tp8", "--gpu", "mi300x")
+    assert (code, plan.fits) == (1, False)
+    assert "weights take up to 201.0 GiB" in plan.reasons[0]
+    assert "a mi300x has 192.0 GiB" in plan.reasons[0]
+    assert "--profile pp2-tp8 fits" in plan.reasons[-1]
+    assert plan.kv.tokens is None
+
+
+@pytest.mark.parametrize("profile", ON_GPUS)
+def test_every_profile_fits_what_it_is_for(
+    checkpoint: Path, capsys: pytest.CaptureFixture[str], profile: str
+) -> None:
+    """A profile that its own plan refuses would be one that nobody planned."""
+    code, plan = planned(checkpoint, capsys, "--profile", profile)
+    assert (code, plan.reasons) == (0, ())
+    assert plan.gpu in GPUS
+    assert plan.ranks == plan.nodes * 8
+    assert plan.argv[1:3] == ("-m", "vllm.entrypoints.openai.api_server")
+    assert plan.env["VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS"] == str(plan.budgets["execute_model"])
+    assert plan.env["VLLM_ENGINE_READY_TIMEOUT_S"] == str(plan.budgets["engine_ready"])
+
+
+def test_the_wrong_architecture(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What was tuned for gfx942 must not be started on gfx950, where MXFP4 needs no conversion."""
+    code, plan = planned(checkpoint, capsys, "--profile", "ep8", "--gpu", "mi355x")
+    assert code == 1
+    assert plan.reasons[0] == "profile ep8 is for gfx942, mi355x is gfx950"
+
+
+def test_on_a_cpu_the_machine_must_hold_it(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The real checkpoint with the profile of the toy."""
+    code, plan = planned(checkpoint, capsys, "--profile", "cpu-tiny")
+    assert code == 1
+    assert "weights and cache take at least 1453.8 GiB" in plan.reasons[0]
+    assert (plan.gpu, plan.per_rank.gpu_bytes) == (None, None)
+
+
+def test_slow_storage(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A start whose reading alone outlasts its budget is ended by that, without an error anywhere."""
+    code, plan = planned(checkpoint, capsys, "--profile", "ep8", "--storage", "0.2")
+    assert code == 1
+    assert "reading alone takes 7805 s at 0.2 GB/s, a start may take 7200 s" in plan.reasons[0]
+    assert planned(checkpoint, capsys, "--profile", "ep8", "--storage", "3.1")[0] == 0
+
+
+def test_consent_is_planned_and_not_assumed(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A command that is copied from a plan must not consent in the operator's place."""
+    plan = planned(checkpoint, capsys)[1]
+    assert plan.env["KIMI_K3_ACCEPT_LOSSY"] == "0"
+    assert any("--accept-lossy" in note for note in plan.notes)
+    plan = planned(checkpoint, capsys, "--accept-lossy")[1]
+    assert plan.env["KIMI_K3_ACCEPT_LOSSY"] == "1"
+    assert not any("--accept-lossy" in note for note in plan.notes)
+
+
+def test_for_people(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The verdict first, the command last, every line whole in a pipe."""
+    assert run(["plan", str(checkpoint), "--profile", "pp2-tp8"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "pp2-tp8, int4 experts, 16 x mi300x on 2 nodes: fits"
+    assert lines[-1].startswith("exec ")
+    assert any("--nnodes 2" in line for line in lines)
+    assert "export KIMI_K3_WEIGHTS=int4" in lines
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (["--profile", "ep9"], "did you mean"),
+        (["--gpu", "mi325"], "did you mean 'mi325x'?"),
+        (["--gpu", "mi325x", "--profile", "cpu-tiny"], "runs on a CPU"),
+        (["--set", "max-model-length=1"], "did you mean 'max-model-len'?"),
+        (["--set", "max-model-len"], "must be name=value"),
+        (["--set", "gpu-memory-utilization=high"], "must be a number; give one, e.g. 0.95"),
+        (["--set", "tensor-parallel-size=7"], "--set 'tensor-parallel-size=7'"),
+        (["--set", "weights=int5"], "--set 'weights=int5'"),
+        (["--set", "start-timeout=0"], "nothing starts in no time"),
+        (["--set", "start-timeout=soon"], "--set 'start-timeout=soon'"),
+        (["--set", "max-model-len=2000000"], "1048576 positions"),
+        (["--storage", "0"], "--storage 0.0"),
+        (["--storage", "nan"], "--storage nan"),
+    ],
+)
+def test_a_wrong_value_is_named(
+    checkpoint: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], part: str
+) -> None:
+    """In one line, with the nearest name where there is one."""
+    assert run(["plan", str(checkpoint), *arguments]) == 2
+    error = capsys.readouterr().err
+    assert part in error
+    assert error.count("\n") == 1
+
+
+def test_without_a_config(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A mistyped path, or a mount that is empty."""
+    assert run(["plan", str(tmp_path / "nothing")]) != 0
+    assert "config.json cannot be read" in capsys.readouterr().err
+
+
+SETTINGS = st.fixed_dictionaries(
+    {},
+    optional={
+        "max-model-len": st.integers(1, 1_048_576),
+        "max-num-seqs": st.integers(1, 256),
+        "max-num-batched-tokens": st.integers(1, 65_536),
+        "gpu-memory-utilization": st.sampled_from([0.5, 0.8, 0.9, 0.95, 0.97]),
+        "start-timeout": st.integers(1, 100_000),
+        "drain-timeout": st.integers(0, 10_000),
+    },
+)
+
+
+@given(profile=st.sampled_from(ON_GPUS), gpu=st.sampled_from(sorted(GPUS)), changes=SETTINGS)
+@settings(max_examples=20, deadline=None)
+def test_a_plan_adds_up(profile: str, gpu: str, changes: dict[str, Any]) -> None:
+    """For any override: parts and whole, promises and budgets, and a verdict that agrees with them."""
+    from kimi_k3.plan import command
+    from kimi_k3.plan.options import Options
+
+    seen: list[Plan] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(command, "_print", lambda plan, script, *, as_json: seen.append(plan))
+        code = command.run_plan(
+            command.Request(
+                options=Options(checkpoint=CONFIG, host="127.0.0.1", port=8000, served_model_name="k"),
+                profile=profile,
+                gpu=gpu,
+                settings=[f"{name}={value}" for name, value in changes.items()],
+                gigabytes_per_second=None,
+                as_json=True,
+            )
+        )
+    (plan,) = seen
+    rank, kv, times = plan.per_rank, plan.kv, plan.budgets
+    assert plan.fits is (code == 0) is (not plan.reasons)
+    assert rank.weights_bytes == rank.resident_after_conversion_bytes <= rank.conversion_peak_bytes
+    assert rank.weights_bytes == (
+        rank.expert_bytes_after_conversion + rank.sharded_bytes + rank.replicated_bytes + rank.vision_bytes
+    )
+    if plan.fits:
+        assert rank.gpu_bytes == rank.weights_bytes + sum(
+            part or 0
+            for part in (
+                rank.process_estimated_bytes,
+                rank.step_estimated_bytes,
+                rank.cache_bytes,
+                rank.withheld_bytes,
+            )
+        )
+        assert kv.tokens is not None
+        assert kv.largest_max_model_len is not None
+        assert kv.max_model_len <= kv.largest_max_model_len
+        assert kv.largest_max_num_seqs is not None
+        assert kv.largest_max_num_seqs >= 1
+    assert times["startup_probe"] > times["engine_ready"] > times["startup"]
+    assert times["termination_grace"] >= times["pre_stop"] + times["drain"] + 15
+    assert json.loads(plan.model_dump_json())["fits"] is plan.fits
+
+
+def test_the_bar_is_as_long_as_the_memory(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A picture that does not add up is worse than none."""
+    rank: PerRank = planned(checkpoint, capsys)[1].per_rank
+    assert rank.gpu_bytes is not None
+    assert sum(len(signs) for signs, _ in bar(rank, rank.gpu_bytes)) == BAR_WIDTH
