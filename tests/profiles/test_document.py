@@ -7,6 +7,7 @@ from pathlib import Path
 
 from kimi_k3.profiles.document import profiles_document
 from kimi_k3.profiles.load import load_profile, profile_names
+from kimi_k3.profiles.schema import Flag, Variable
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "profiles.md"
 
@@ -22,7 +23,7 @@ def test_every_reason_and_all_evidence_is_told() -> None:
     text = profiles_document()
     for name in profile_names():
         profile = load_profile(name)
-        entries = (*profile.flags.items(), *profile.environment.items())
+        entries: list[tuple[str, Flag | Variable]] = [*profile.flags.items(), *profile.environment.items()]
         assert all(
             each in text and " ".join(entry.why.split()).replace("|", "\\|") in text
             for each, entry in entries
