@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import uuid
@@ -22,6 +23,7 @@ from kimi_k3.plan.launch import (
     socket_dir,
 )
 from kimi_k3.profiles.load import load_profile, profile_names
+from kimi_k3.profiles.schema import Profile
 from kimi_k3.words.weights import ConsentSource, Requantisation, ScaleRule, Weights
 
 COMMAND = ("python", "-m", "engine")
@@ -50,6 +52,17 @@ INT4 = replace(
     requantisation=Requantisation(rule=ScaleRule.MSE, negative_scale=True, allow_nonfinite=False),
     consent=ConsentSource.FLAG,
 )
+
+
+def launched(profile: Profile) -> Deployment:
+    """A start of ``profile`` as an operator leaves it, with consent and a key."""
+    return replace(
+        INT4 if profile.weights.lossy else DEPLOYMENT,
+        profile=profile,
+        tensor_parallel_size=profile.tensor_parallel_size,
+        expert_parallel=profile.expert_parallel,
+        guarded=True,
+    )
 
 
 def launch(deployment: Deployment) -> Launch:
@@ -83,6 +96,29 @@ def test_expert_parallel_is_a_switch() -> None:
     """Absent unless asked for."""
     assert "--enable-expert-parallel" not in launch(DEPLOYMENT).argv
     assert "--enable-expert-parallel" in launch(replace(DEPLOYMENT, expert_parallel=True)).argv
+
+
+@pytest.mark.parametrize(
+    ("name", "flag", "size"),
+    [
+        ("pp2-tp8", "--pipeline-parallel-size", "2"),
+        ("dp-ep16", "--data-parallel-size", "8"),
+        ("ep8-long", "--decode-context-parallel-size", "8"),
+    ],
+)
+def test_sizes_beyond_one_are_written(name: str, flag: str, size: str) -> None:
+    """A profile's number of ranks that did not reach vLLM would be another deployment."""
+    assert value(launched(load_profile(name)), flag) == size
+    assert flag not in launch(launched(load_profile("ep8"))).argv
+
+
+@pytest.mark.parametrize("name", [name for name in profile_names() if name != "cpu-tiny"])
+def test_gpus_get_nothing_that_is_for_a_cpu(name: str) -> None:
+    """Cores are bound by vLLM on a CPU only, and a GPU's launch is the profile's and the plan's flags."""
+    plan = launch(launched(load_profile(name)))
+    assert not [variable for variable in plan.environment if variable.startswith("VLLM_CPU_")]
+    assert all(flag in plan.argv for flag in load_profile(name).flags)
+    assert value(launched(load_profile(name)), "--load-format") == "kimi_k3"
 
 
 def test_an_operators_value_replaces_the_profiles() -> None:
@@ -163,33 +199,34 @@ def test_a_replaced_variable_is_told() -> None:
 
 
 PARSE = """
+import json
 import sys
-import uuid
 from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
 from vllm.utils.argparse_utils import FlexibleArgumentParser
-arguments = make_arg_parser(FlexibleArgumentParser()).parse_args(sys.argv[1:])
-validate_parsed_serve_args(arguments)
-print(arguments.load_format, arguments.max_model_len, arguments.quantization_config.moe)
+parser = make_arg_parser(FlexibleArgumentParser())
+for argv in json.loads(sys.argv[1]):
+    arguments = parser.parse_args(argv)
+    validate_parsed_serve_args(arguments)
+    experts = arguments.quantization_config and arguments.quantization_config.moe
+    print("PARSED", arguments.load_format, arguments.max_model_len, experts)
 """
 
 
 @pytest.mark.engine
-@pytest.mark.parametrize("name", profile_names())
-def test_vllm_understands_every_flag(name: str) -> None:
+def test_vllm_understands_every_flag() -> None:
     """The real parser of the installed vLLM, because a flag that was renamed fails only there."""
-    pytest.importorskip("vllm.version")
-    deployment = replace(
-        INT4,
-        profile=load_profile(name),
-        tensor_parallel_size=2,
-        expert_parallel=True,
-        dtype="float32",
-        guarded=True,
-    )
-    argv = build_launch(deployment, cores={0, 1}, engine_command=()).argv
-    done = subprocess.run([sys.executable, "-c", PARSE, *argv], capture_output=True, text=True, check=False)
+    pytest.importorskip("vllm.version", reason="vLLM is not installed")
+    tiny = replace(INT4, tensor_parallel_size=2, expert_parallel=True, dtype="float32", guarded=True)
+    deployments = [tiny, *map(launched, map(load_profile, profile_names()))]
+    argvs = [build_launch(each, cores={0, 1}, engine_command=()).argv for each in deployments]
+    command = [sys.executable, "-c", PARSE, json.dumps(argvs)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1] == "kimi_k3 1024 int4_per_group_32"
+    assert [line for line in done.stdout.splitlines() if line.startswith("PARSED")] == [
+        f"PARSED kimi_k3 {each.profile.flags['--max-model-len'].value} "
+        f"{'int4_per_group_32' if each.weights.lossy else 'None'}"
+        for each in deployments
+    ]
 
 
 @pytest.mark.parametrize(("temporary", "used"), [("/var/tmp", "/var/tmp"), ("/" + "x" * 60, "/tmp")])

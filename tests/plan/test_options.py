@@ -20,11 +20,16 @@ OPTIONS = Options(checkpoint=Path("/k3"), host="127.0.0.1", port=8000, served_mo
 
 
 def decided(
-    options: Options, *, consent: bool = False, guarded: bool = False, state_dir: Path = Path("/state")
+    options: Options,
+    *,
+    profile: str = "cpu-tiny",
+    consent: bool = False,
+    guarded: bool = False,
+    state_dir: Path = Path("/state"),
 ) -> Deployment:
     return decide(
         options,
-        load_profile("cpu-tiny"),
+        load_profile(profile),
         state_dir=state_dir,
         socket_dir=Path("/tmp/kimi-k3-start"),
         start_id="s1",
@@ -40,6 +45,38 @@ def test_the_profile_decides_what_the_operator_leaves_open() -> None:
     assert deployment.tensor_parallel_size == 1
     assert deployment.start_timeout == 600
     assert not deployment.expert_parallel
+
+
+@pytest.mark.parametrize("name", ["mxfp4-emulation", "mi355x-native"])
+def test_a_lossless_profile_stays_lossless(name: str) -> None:
+    """vLLM ignores a request for int4 where it cannot compute with it, and would serve something else."""
+    options = replace(OPTIONS, weights="int4")
+    with pytest.raises(OperatorError, match=f"profile {name} is for experts as they are") as caught:
+        decided(options, profile=name)
+    assert caught.value.exit_code is ExitCode.USAGE
+    assert "--profile ep8" in str(caught.value)
+    assert decided(OPTIONS, profile=name).weights is Weights.MXFP4
+
+
+@pytest.mark.parametrize(
+    ("name", "part"), [("pp2-tp8", "spans 2 nodes"), ("dp-ep16", "spans 2 nodes"), ("ep8-dspark", "a draft")]
+)
+def test_what_one_start_cannot_say_yet(name: str, part: str) -> None:
+    """Left out silently, the start would be another deployment, or fail after an hour of loading."""
+    with pytest.raises(OperatorError) as caught:
+        decided(OPTIONS, profile=name, consent=True)
+    assert part in str(caught.value)
+    assert "e.g. --profile ep8" in str(caught.value)
+    assert caught.value.exit_code is ExitCode.USAGE
+
+
+@pytest.mark.parametrize("name", ["ep8", "tp8", "ep8-long"])
+def test_gpus_serve_int4_only_with_consent(name: str) -> None:
+    """The profile asks for int4; it does not consent for the operator."""
+    with pytest.raises(OperatorError) as caught:
+        decided(OPTIONS, profile=name)
+    assert caught.value.exit_code is ExitCode.CONSENT
+    assert decided(OPTIONS, profile=name, consent=True).weights is Weights.INT4
 
 
 def test_a_drain_of_zero_is_a_choice() -> None:

@@ -12,8 +12,10 @@ import pytest
 from kimi_k3.errors import ExitCode, OperatorError
 from kimi_k3.preflight import engine
 from kimi_k3.preflight.cores import check_cores
+from kimi_k3.preflight.device import check_device
 from kimi_k3.preflight.network import check_port_free
 from kimi_k3.preflight.state import check_state_dir
+from kimi_k3.profiles.load import load_profile
 
 
 def test_a_state_directory_is_created(tmp_path: Path) -> None:
@@ -87,6 +89,16 @@ def test_plugins_that_exclude_ours(allowed: str) -> None:
     """vLLM leaves it out silently; an empty list allows none."""
     with pytest.raises(OperatorError, match="VLLM_PLUGINS"):
         engine.check_plugin_allowed({"VLLM_PLUGINS": allowed})
+
+
+def test_gpus_that_are_not_there(tmp_path: Path) -> None:
+    """vLLM would start on the CPU, with flags that are for GPUs, and fail somewhere else."""
+    with pytest.raises(OperatorError, match="--profile ep8: runs on AMD GPUs, and there is no") as caught:
+        check_device(load_profile("ep8"), kfd=tmp_path / "kfd")
+    assert "\n" not in str(caught.value)
+    (tmp_path / "kfd").touch()
+    check_device(load_profile("ep8"), kfd=tmp_path / "kfd")
+    check_device(load_profile("cpu-tiny"), kfd=tmp_path / "none")
 
 
 def test_cores() -> None:

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-OWN = ("name", "title", "summary", "verified", "evidence", "extends")
-"""Keys that are about one profile: a base's title, and who tried it, say nothing about another."""
+OWN = ("schema_version", "name", "title", "summary", "verified", "evidence", "extends")
+"""Keys that are about one file: a base's title, and who tried it, say nothing about another."""
 
 TABLES = ("flags", "environment", "left_open")
 """Keys whose entries are replaced one by one; ``null`` removes the base's."""
@@ -33,7 +33,7 @@ def merged(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
     for key, value in own.items():
         if key in TABLES and isinstance(value, Mapping) and isinstance(base.get(key), Mapping):
             result[key] = _table(key, name, base[key], value)
-        elif key in base and key not in OWN and key != "schema_version" and base[key] == value:
+        elif key in base and key not in OWN and base[key] == value:
             raise ValueError(f"{key}: says what {name} says already; remove it")
         else:
             result[key] = value

@@ -40,7 +40,7 @@ def parse_profile(text: str, *, name: str) -> Profile:
     document = _parse(text, name)
     if (base := document.get("extends")) is not None:
         known = _files()
-        if base not in known:
+        if not isinstance(base, str) or base not in known:
             raise _broken(name, f"extends: there is no profile {base!r}", remedy=nearest(str(base), known))
         try:
             document = merged(_parse(_read(base), base), document)
@@ -67,11 +67,11 @@ def _parse(text: str, name: str) -> dict[str, Any]:
 
 def _invalid(name: str, error: ValidationError) -> OperatorError:
     first = error.errors(include_url=False, include_input=False)[0]
-    where = ".".join(map(str, first["loc"])) or "the file"
-    what = first["msg"].removeprefix("Value error, ")
+    # What concerns the file as a whole has no place in it.
+    where = f"{'.'.join(map(str, first['loc']))}: " if first["loc"] else ""
     if first["type"] == "extra_forbidden":
-        return _broken(name, f"{where}: there is no such key", remedy=nearest(str(first["loc"][-1]), _keys()))
-    return _broken(name, f"{where}: {what}")
+        return _broken(name, f"{where}there is no such key", remedy=nearest(str(first["loc"][-1]), _keys()))
+    return _broken(name, where + first["msg"].removeprefix("Value error, "))
 
 
 def _keys() -> set[str]:
