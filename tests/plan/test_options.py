@@ -13,6 +13,7 @@ from kimi_k3.errors import ExitCode, OperatorError
 from kimi_k3.plan.consent import require_consent
 from kimi_k3.plan.launch import Deployment
 from kimi_k3.plan.options import Options, decide, requantisation
+from kimi_k3.plan.startable import require_startable
 from kimi_k3.profiles.load import load_profile
 from kimi_k3.words.weights import ConsentSource, ScaleRule, Weights
 
@@ -64,7 +65,7 @@ def test_a_lossless_profile_stays_lossless(name: str) -> None:
 def test_what_one_start_cannot_say_yet(name: str, part: str) -> None:
     """Left out silently, the start would be another deployment, or fail after an hour of loading."""
     with pytest.raises(OperatorError) as caught:
-        decided(OPTIONS, profile=name, consent=True)
+        require_startable(load_profile(name))
     assert part in str(caught.value)
     assert "e.g. --profile ep8" in str(caught.value)
     assert caught.value.exit_code is ExitCode.USAGE
