@@ -10,7 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kimi_k3.plan.cache import cache_layout
-from kimi_k3.plan.memory import PROCESS_BYTES, MemoryPlan, plan_memory, step_bytes
+from kimi_k3.plan.memory import (
+    PROCESS_BYTES,
+    MemoryPlan,
+    attention_workspace_bytes,
+    plan_memory,
+    step_bytes,
+)
 from kimi_k3.plan.sharding import Parallelism, rank_weights
 from kimi_k3.words.gpus import GIB, GPUS
 
@@ -72,6 +78,22 @@ def test_what_does_not_fit_is_said_with_its_numbers(changes: dict[str, Any], par
     memory = plan(**changes)
     assert not memory.fits
     assert part in memory.reasons[0]
+
+
+def test_the_attentions_workspace() -> None:
+    """512 requests of a million tokens reserve 7 GiB before the first is there (cases 29 and 41)."""
+    tp8 = Parallelism(tensor=8)
+
+    def workspace(requests: int, tokens: int, cut: Parallelism = tp8) -> int:
+        return attention_workspace_bytes(
+            CONFIG.text_config, cut, GPUS["mi325x"], max_num_seqs=requests, max_model_len=tokens
+        )
+
+    assert workspace(1, 16384) == 12 * 32 * 513 * 4
+    assert workspace(1, 16385) == workspace(1, 16384)
+    assert workspace(1, 2**20) == 12 * 608 * 513 * 4
+    assert workspace(512, 2**20) / GIB == pytest.approx(7.1, abs=0.1)
+    assert workspace(8, 2**20, Parallelism(tensor=8, decode_context=8)) == 64 * workspace(1, 2**20)
 
 
 @given(

@@ -10,7 +10,7 @@ from kimi_k3.checkpoint import KimiK3Config
 from kimi_k3.plan.budget import budgets
 from kimi_k3.plan.cache import CacheLayout, cache_layout
 from kimi_k3.plan.launch import Deployment, Launch, profile_flags
-from kimi_k3.plan.memory import MemoryPlan, gib, plan_memory
+from kimi_k3.plan.memory import MemoryPlan, attention_workspace_bytes, gib, plan_memory
 from kimi_k3.plan.report import Plan, cache, per_rank, plan_document, storage
 from kimi_k3.plan.sharding import Parallelism, RankWeights, rank_weights
 from kimi_k3.plan.storage import reading
@@ -70,7 +70,7 @@ def compose(
     flags = profile_flags(deployment)
     lossy = deployment.weights.lossy
     weights, layout = _rank(config, cut, flags)
-    memory = None if gpu is None else _memory(gpu, weights, layout, flags, lossy=lossy)
+    memory = None if gpu is None else _memory(config, gpu, cut, flags, lossy=lossy)
     reasons = [] if memory is None else list(memory.reasons)
     if gpu is not None and profile.gpu is not None and gpu.architecture != profile.gpu.architecture:
         reasons.insert(
@@ -162,7 +162,9 @@ def _element_bytes(flags: Flags) -> int:
     return ELEMENT_BYTES.get(flags.get("--dtype") or "auto", 2)
 
 
-def _memory(gpu: Gpu, weights: RankWeights, layout: CacheLayout, flags: Flags, *, lossy: bool) -> MemoryPlan:
+def _memory(config: KimiK3Config, gpu: Gpu, cut: Parallelism, flags: Flags, *, lossy: bool) -> MemoryPlan:
+    weights, layout = _rank(config, cut, flags)
+    longest = int(flags["--max-model-len"] or 0)
     asked = flags.get("--kv-cache-memory-bytes")
     return plan_memory(
         gpu,
@@ -170,8 +172,15 @@ def _memory(gpu: Gpu, weights: RankWeights, layout: CacheLayout, flags: Flags, *
         layout,
         lossy=lossy,
         utilization=float(flags["--gpu-memory-utilization"] or 0),
-        max_model_len=int(flags["--max-model-len"] or 0),
+        max_model_len=longest,
         max_num_batched_tokens=int(flags["--max-num-batched-tokens"] or 0),
+        workspace=attention_workspace_bytes(
+            config.text_config,
+            cut,
+            gpu,
+            max_num_seqs=int(flags["--max-num-seqs"] or 0),
+            max_model_len=longest,
+        ),
         cache_bytes=None if asked is None else int(float(asked)),
     )
 
@@ -191,7 +200,7 @@ def _instead(config: KimiK3Config, gpu: Gpu, profile: Profile, others: Iterable[
             decode_context=other.decode_context_parallel_size,
         )
         flags = {name: None if flag.value is None else str(flag.value) for name, flag in other.flags.items()}
-        found = _memory(gpu, *_rank(config, cut, flags), flags, lossy=other.weights.lossy)
+        found = _memory(config, gpu, cut, flags, lossy=other.weights.lossy)
         if found.fits:
             return [
                 f"--profile {other.name} fits: at most {gib(found.peak)} of weights on each of "

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kimi_k3.checkpoint import TextConfig
 from kimi_k3.plan.cache import CacheLayout
-from kimi_k3.plan.sharding import RankWeights
+from kimi_k3.plan.sharding import Parallelism, RankWeights
 from kimi_k3.words.gpus import GIB, Gpu
 
 PROCESS_BYTES = int(5.56 * GIB)
@@ -23,6 +24,9 @@ STEP_TOKENS = 16384
 """Peak of the profiling run beyond that, graphs included: what the same run, at 0.97 and with 948,305 tokens
 of cache, must have had. 16,384 is vLLM 0.32's ``--max-num-batched-tokens`` for GPUs of that size; the run
 does not say that it set another. For steps of fewer tokens nobody has shown that it is less."""
+
+MLA_PIECE_TOKENS, MLA_PIECES_PER_COMPUTE_UNIT = 512, 2
+"""``_MIN_WORK_PER_SPLIT``, ``_SPLIT_OCCUPANCY_MULTIPLIER`` (vllm/v1/attention/backends/mla/triton_mla.py)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,8 +67,8 @@ class MemoryPlan:
 
     @property
     def withheld(self) -> int:
-        """What vLLM leaves alone, for others."""
-        return self.gpu.memory_bytes - int(self.gpu.memory_bytes * self.utilization)
+        """What is left to others: what vLLM may not take, and what it does not."""
+        return max(0, self.gpu.memory_bytes - PROCESS_BYTES - self.resident - self.step - self.cache)
 
     @property
     def fits(self) -> bool:
@@ -81,6 +85,7 @@ def plan_memory(
     utilization: float,
     max_model_len: int,
     max_num_batched_tokens: int,
+    workspace: int = 0,
     cache_bytes: int | None = None,
 ) -> MemoryPlan:
     """Weights, process, a step's peak, and the rest for the cache.
@@ -93,9 +98,10 @@ def plan_memory(
         utilization: ``--gpu-memory-utilization``.
         max_model_len: tokens of the longest sequence.
         max_num_batched_tokens: of a step.
+        workspace: of the attention, see :func:`attention_workspace_bytes`.
         cache_bytes: ``--kv-cache-memory-bytes``, which takes the place of what is left.
     """
-    step = step_bytes(max_num_batched_tokens)
+    step = step_bytes(max_num_batched_tokens) + workspace
     resident = weights.converted if lossy else weights.loaded
     allowed = int(gpu.memory_bytes * utilization)
     left = allowed - PROCESS_BYTES - resident - step
@@ -137,6 +143,21 @@ def plan_memory(
 def step_bytes(max_num_batched_tokens: int) -> int:
     """Estimated peak of a step: the one measured point, and in proportion above it."""
     return STEP_BYTES * max(max_num_batched_tokens, STEP_TOKENS) // STEP_TOKENS
+
+
+def attention_workspace_bytes(
+    text: TextConfig, cut: Parallelism, gpu: Gpu, *, max_num_seqs: int, max_model_len: int
+) -> int:
+    """What Triton's MLA reserves for partial results (``_reserve_attn_logits_workspace``, vLLM 0.32).
+
+    A float32 row of the latent width and its sum for every sequence, head and piece of the context; pieces
+    are a power of two of 512 tokens each, at most two per compute unit. Some of it is in :data:`STEP_BYTES`
+    already; how much, the run does not say.
+    """
+    pieces = 1 << (max(1, max_model_len // MLA_PIECE_TOKENS) - 1).bit_length()
+    pieces = min(pieces, MLA_PIECES_PER_COMPUTE_UNIT * gpu.compute_units)
+    heads = text.num_attention_heads // cut.tensor * cut.decode_context
+    return max_num_seqs * heads * pieces * (text.kv_lora_rank + 1) * 4
 
 
 def gib(size: int) -> str:

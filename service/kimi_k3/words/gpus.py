@@ -22,7 +22,7 @@ class Gpu:
         architecture: LLVM's name.
         device_ids: PCI device ids, of physical and virtual functions (``amd.com/gpu.device-id``).
         memory_bytes: what a process can see of its memory.
-        native_mxfp4: whether it has matrix instructions for MXFP4.
+        compute_units: how many it has.
     """
 
     name: str
@@ -30,22 +30,22 @@ class Gpu:
     architecture: str
     device_ids: tuple[str, ...]
     memory_bytes: int
-    native_mxfp4: bool
+    compute_units: int
 
 
 GPUS = {
     gpu.name: gpu
     for gpu in (
-        Gpu("mi300x", "AMD Instinct MI300X", "gfx942", ("74a1",), 192 * GIB - DRIVER_RESERVED_BYTES, False),
+        Gpu("mi300x", "AMD Instinct MI300X", "gfx942", ("74a1",), 192 * GIB - DRIVER_RESERVED_BYTES, 304),
         Gpu(
             "mi325x",
             "AMD Instinct MI325X",
             "gfx942",
             ("74a5", "74b9"),
             256 * GIB - DRIVER_RESERVED_BYTES,
-            False,
+            304,
         ),
-        Gpu("mi355x", "AMD Instinct MI355X", "gfx950", ("75a3",), 288 * GIB - DRIVER_RESERVED_BYTES, True),
+        Gpu("mi355x", "AMD Instinct MI355X", "gfx950", ("75a3",), 288 * GIB - DRIVER_RESERVED_BYTES, 256),
     )
 }
 """By name. Ids of gfx942: ROCm/k8s-device-plugin, cmd/k8s-node-labeller; of the MI355X: pci.ids."""
