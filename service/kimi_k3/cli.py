@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib.util
 import io
 import os
+import signal
 import sys
 from collections.abc import Iterable
 from typing import Annotated, Any
@@ -56,7 +57,7 @@ AllowNonfinite = Annotated[
     bool,
     typer.Option(
         "--allow-nonfinite",
-        help="Make zeros of groups with NaN or infinite values, and count them, instead of stopping.",
+        help="Count groups with NaN or infinite values, which stay so, instead of stopping at them.",
     ),
 ]
 
@@ -227,7 +228,7 @@ def plan(
 def convert_report(
     checkpoint: Annotated[str, typer.Argument(help="Directory with config.json and the shards.")],
     layers: Annotated[
-        str | None, typer.Option(help="Numbers from 0, e.g. 0-3,7. Default: all with experts.")
+        str | None, typer.Option(help="Numbers from 0, e.g. 1-3,7. Default: all with experts.")
     ] = None,
     rule: Annotated[str, typer.Option(help="Scales of int4 by mse or amax.")] = "mse",
     negative_scale: NegativeScale = True,
@@ -333,9 +334,11 @@ def run(arguments: list[str]) -> int:
     except (KeyboardInterrupt, typer.Abort):
         print("kimi-k3: interrupted", file=sys.stderr)
         return ExitCode.INTERRUPTED
-    except BrokenPipeError:
-        # The reader has seen enough.
-        return 141
+    except (ReaderGone, BrokenPipeError):
+        return ExitCode.READER_GONE
+    except Terminated as end:
+        print(f"kimi-k3: ended by {end}", file=sys.stderr)
+        return 128 + end.number
     except NotWritten as error:
         return fail(
             f"standard output: {error.strerror}; free some space or send it elsewhere", ExitCode.FAILED
@@ -351,6 +354,18 @@ def fail(message: str, code: int) -> int:
     return code
 
 
+class ReaderGone(Exception):
+    """Whoever read standard output has seen enough."""
+
+
+class Terminated(BaseException):
+    """A signal asked this command to end; what it had begun is cleaned up on the way out."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        super().__init__(signal.Signals(number).name)
+
+
 class NotWritten(OSError):
     """Standard output cannot be written, e.g. because a disk is full."""
 
@@ -362,7 +377,8 @@ class _Output(io.FileIO):
         try:
             return super().write(data)
         except BrokenPipeError:
-            raise
+            # The parser would take the error for its own and exit with 1.
+            raise ReaderGone from None
         except OSError as error:
             raise NotWritten(error.errno, error.strerror) from None
 
@@ -406,7 +422,7 @@ def _give_up_what_is_unwritten() -> None:
     """Python writes what is left when it exits; that must neither complain again nor change the exit code."""
     try:
         sys.stdout.flush()
-    except OSError:
+    except (OSError, ReaderGone):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -435,9 +451,17 @@ def _options(context: Any) -> Iterable[str]:
                 yield spelling
 
 
+def _end(number: int, _: Any) -> None:
+    raise Terminated(number)
+
+
 def main() -> None:
     """Entry point of the command ``kimi-k3``."""
     mend_streams()
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        # A command that serves has its own way to end, and takes these over.
+        if signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, _end)
     sys.exit(run(sys.argv[1:]))
 
 

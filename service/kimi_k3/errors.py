@@ -25,6 +25,7 @@ class ExitCode(IntEnum):
     STATE = 6
     ENGINE = 7
     INTERRUPTED = 130
+    READER_GONE = 141
 
 
 class OperatorError(Exception):

@@ -208,8 +208,8 @@ def test_the_input_is_not_replaced(tmp_path: Path, capsys: pytest.CaptureFixture
     if link:
         out = tmp_path / "link.npz"
         out.hardlink_to(source)
-    assert run(["convert-file", str(source), str(out), *PLAIN_MSE]) == 1
-    assert "is IN as well as OUT" in capsys.readouterr().err
+    assert run(["convert-file", str(source), str(out), *PLAIN_MSE]) == 2
+    assert "is not a result of convert-file, and is not replaced" in capsys.readouterr().err
     assert source.read_bytes() == before
 
 
@@ -237,6 +237,60 @@ def test_an_output_that_has_no_place(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "is a directory; " in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("command", ["convert-file", "convert-report"])
+@pytest.mark.parametrize("name", ["model-00001-of-000002.safetensors", "config.json", "notes.txt"])
+def test_files_of_others_are_not_replaced(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str, name: str
+) -> None:
+    """One slip of the shell's completion would cost a shard that took an hour to download."""
+    source, precious = write(tmp_path / "in.npz"), tmp_path / name
+    precious.write_text('{"architectures": ["KimiK3ForConditionalGeneration"]}')
+    arguments = (
+        [str(source), str(precious), *PLAIN_MSE]
+        if command == "convert-file"
+        else [str(tmp_path), "--json", str(precious)]
+    )
+    assert run([command, *arguments]) == 2
+    error = capsys.readouterr().err
+    assert f"{precious}: is not a result of {command}, and is not replaced" in error
+    assert error.count("\n") == 1
+    assert precious.read_text().startswith('{"architectures"')
+
+
+@pytest.mark.parametrize("command", ["convert-file", "convert-report"])
+def test_a_name_that_no_file_system_takes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    """Found while looking whether the place is free, so it must not be a traceback."""
+    source, long = write(tmp_path / "in.npz"), str(tmp_path / ("a" * 300))
+    arguments = (
+        [str(source), long, *PLAIN_MSE] if command == "convert-file" else [str(tmp_path), "--json", long]
+    )
+    assert run([command, *arguments]) == 1
+    assert "cannot be written (File name too long)" in capsys.readouterr().err
+
+
+def test_sigterm_leaves_nothing_behind(tmp_path: Path) -> None:
+    """A job that is cancelled must not fill the disk with hidden halves."""
+    source = write(tmp_path / "in.npz")
+    code = f"""
+import os, signal, sys
+import numpy as np
+from kimi_k3.cli import main
+save = np.savez
+def save_and_die(stream, **arrays):
+    save(stream, **arrays)
+    os.kill(os.getpid(), signal.SIGTERM)
+np.savez = save_and_die
+sys.argv[1:] = {["convert-file", str(source), str(tmp_path / "out.npz"), *PLAIN_MSE]!r}
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 143
+    assert done.stderr == "kimi-k3: ended by SIGTERM\n"
+    assert [path.name for path in tmp_path.iterdir()] == ["in.npz"]
+
+
 def _only_small_files() -> None:
     """Files end after 1000 bytes, as on a disk that is full."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
@@ -247,7 +301,8 @@ def test_an_output_that_cannot_be_finished(tmp_path: Path) -> None:
     source = tmp_path / "in.npz"
     write(source, **experts(experts=1, rows=1, groups=1))
     out = tmp_path / "out.npz"
-    out.write_text("an older result")
+    assert run(["convert-file", str(source), str(out), *PLAIN_MSE]) == 0
+    before = out.read_bytes()
     # In a process of its own, since the limit would hold for the test run's own output, too.
     done = subprocess.run(
         [sys.executable, "-m", "kimi_k3.cli", "convert-file", source, out, *PLAIN_MSE],
@@ -258,5 +313,5 @@ def test_an_output_that_cannot_be_finished(tmp_path: Path) -> None:
     )
     assert done.returncode == 1
     assert f"{out} cannot be written (File too large); free some space" in done.stderr
-    assert out.read_text() == "an older result"
+    assert out.read_bytes() == before
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.npz", "out.npz"]

@@ -55,6 +55,41 @@ def test_ctrl_c_says_how_to_go_on(tiny: Path, tmp_path: Path) -> None:
     assert len((tmp_path / "r.json.partial").read_text().splitlines()) == 1 + 3
 
 
+def test_a_shard_that_was_replaced_is_measured_again(tiny: Path, tmp_path: Path) -> None:
+    """The remedy for a damaged group is a new shard, and a report of the old one would be untrue."""
+    copy = tmp_path / "copy"
+    shutil.copytree(tiny, copy)
+    _run_and_die(copy, ["--json", str(tmp_path / "r.json")], after=9, by=signal.SIGKILL)
+    whole = tmp_path / "whole.json"
+    reported(copy, whole)
+    for shard in copy.glob("*-00001-of-*.safetensors"):
+        os.utime(shard, ns=(1, 1))
+    done = subprocess.run(
+        [sys.executable, "-m", "kimi_k3.cli", "convert-report", copy, "--json", tmp_path / "r.json"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "projections are measured again: their shards have changed" in done.stderr
+    assert "of 14 projections are known" in done.stderr
+    assert (tmp_path / "r.json").read_bytes() == whole.read_bytes()
+
+
+def test_a_reader_that_goes_away(tiny: Path, tmp_path: Path) -> None:
+    """``| head -1`` is no failure: the JSON is whole, and nothing of the progress stays behind."""
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run(
+        [sys.executable, "-m", "kimi_k3.cli", "convert-report", tiny, "--json", tmp_path / "r.json"],
+        stdout=write,
+        stderr=subprocess.PIPE,
+        check=False,
+    )
+    os.close(write)
+    assert done.returncode == 141
+    assert sorted(path.name for path in tmp_path.iterdir() if path.is_file()) == ["r.json"]
+
+
 def _run_and_die(
     checkpoint: Path, flags: list[str], *, after: int, by: signal.Signals
 ) -> subprocess.CompletedProcess[str]:
@@ -64,9 +99,9 @@ import os, sys
 from kimi_k3.cli import main
 from kimi_k3.conversion.report_progress import ProgressFile
 append, count = ProgressFile.append, 0
-def append_and_die(self, part):
+def append_and_die(self, part, shards):
     global count
-    append(self, part)
+    append(self, part, shards)
     count += 1
     if count == {after}:
         os.kill(os.getpid(), {int(by)})
@@ -193,7 +228,11 @@ def test_places_that_cannot_be_written(
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     assert run(["convert-report", str(tiny)]) == 1
-    assert f"{tmp_path / 'file' / 'kimi-k3'} cannot be written (Not a directory); " in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert (
+        f"{tmp_path / 'file' / 'kimi-k3'} cannot be made to keep the progress in (Not a directory)" in error
+    )
+    assert "set XDG_CACHE_HOME" in error
 
 
 @pytest.mark.parametrize("limit", [100, 700])

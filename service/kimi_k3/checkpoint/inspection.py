@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import gc
 import stat
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import chain, islice
@@ -287,7 +287,10 @@ def _no_collector() -> Iterator[None]:
 
 def _incomplete_files(directory: Path) -> list[str]:
     """Leftovers of a download, relative to ``directory``."""
-    found = [*directory.glob("*.incomplete"), *(directory / _DOWNLOADS).rglob("*.incomplete")]
+    found = [*directory.glob("*.incomplete")]
+    # Whoever downloaded may have kept that directory to themselves; the shards tell as much.
+    with suppress(PermissionError):
+        found += (directory / _DOWNLOADS).rglob("*.incomplete")
     return sorted(str(path.relative_to(directory)) for path in found)
 
 

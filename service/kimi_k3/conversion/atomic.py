@@ -13,18 +13,35 @@ from kimi_k3.checkpoint.messages import printable
 from kimi_k3.errors import ExitCode, OperatorError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 
-def require_place(flag: str, path: Path) -> None:
-    """Refuse a path to which :func:`replacing` cannot write, before hours of work depend on it.
+def require_place(flag: str, path: Path, *, written_by: str, is_ours: Callable[[Path], bool]) -> None:
+    """Refuse a path to which :func:`replacing` cannot or should not write, before hours of work depend on it.
 
     Args:
         flag: what gave the path, for messages.
+        written_by: the command, for messages.
+        is_ours: whether an existing file is a result of that command, and may be replaced by another.
 
     Raises:
-        OperatorError: its directory does not exist, or it is itself a directory, a link or a device.
+        OperatorError: its directory does not exist or cannot be looked into; it is itself a directory, a link
+            or a device; or it is a file of somebody else, such as a shard.
     """
+    try:
+        _require_place(flag, path)
+        foreign = path.exists() and path.stat().st_size > 0 and not is_ours(path)
+    except OSError as error:
+        raise not_written(path, error) from None
+    if foreign:
+        raise OperatorError(
+            f"{flag} {printable(str(path))}: is not a result of {written_by}, and is not replaced",
+            remedy="move it away, or name another file",
+            exit_code=ExitCode.USAGE,
+        )
+
+
+def _require_place(flag: str, path: Path) -> None:
     if not path.parent.is_dir():
         raise OperatorError(
             f"{flag} {printable(str(path))}: there is no directory {printable(str(path.parent))}",

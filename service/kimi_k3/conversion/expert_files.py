@@ -122,6 +122,24 @@ class ExpertFiles:
                     coming = ahead.submit(self._read, reader, layer, projection, following)
                 yield batch
 
+    def shards_of(self, layer: int, projection: Projection) -> str | None:
+        """What says whether the files that hold a projection are still the same; ``None`` of other layers.
+
+        A hash of their names, sizes and times of change: one that was downloaded again counts as another.
+        """
+        if layer not in self.layers:
+            return None
+        inside = [EXPERT_PROJECTIONS.index(name) for name in SERVED_FROM[projection]]
+        digest = hashlib.sha256()
+        for number in np.unique(self._shard[self.layers.index(layer)][:, inside]).tolist():
+            path = self._shards[number]
+            try:
+                status = path.stat()
+            except OSError as error:
+                raise _unreadable(path, error) from None
+            digest.update(f"{path.name}\0{status.st_size}\0{status.st_mtime_ns}\0".encode())
+        return digest.hexdigest()[:16]
+
     def tensor_of(self, layer: int, projection: Projection, expert: int, row: int) -> tuple[str, int, str]:
         """Which tensor of scales, which of its rows and which shard hold the ``row`` of a served expert."""
         names = SERVED_FROM[projection]
@@ -224,6 +242,8 @@ def _shards_with(directory: Path, layers: Iterable[int]) -> list[str]:
     """Names of the shards that hold a routed expert of one of ``layers``, in the order of their names."""
     index = directory / INDEX_NAME
     shards = read_index(index).shards if index.exists() else {}
+    if not shards and not (directory / SINGLE_NAME).exists():
+        raise bad_checkpoint(f"checkpoint {directory} has no {INDEX_NAME} with shards", "download that file")
     if not shards:
         return [SINGLE_NAME]
     wanted = set(map(str, layers))

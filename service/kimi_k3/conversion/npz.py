@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 PACKED, E8M0 = "mxfp4_packed", "e8m0"
 """Names of the arrays that are read."""
+RESULTS = ("packed", "scale_bits", "report")
+"""Names of those that are written."""
 
 _BAD_ARCHIVE = (
     ValueError,
@@ -65,10 +67,8 @@ def convert_file(
     Raises:
         OperatorError: names the file, array or group that is wrong, or the device that is not there.
     """
-    require_place("OUT", target)
+    require_place("OUT", target, written_by="convert-file", is_ours=_is_result)
     packed, e8m0 = read_experts(source)
-    if target.exists() and target.samefile(source):
-        raise _wrong(target, "is IN as well as OUT, and would be replaced", "give OUT another name")
     try:
         check_shape(layout, *e8m0.shape[1:])
     except ValueError as error:
@@ -91,6 +91,15 @@ def convert_file(
         np.savez(
             stream, packed=packed, scale_bits=scale_bits.ravel(), report=np.array(report.model_dump_json())
         )
+
+
+def _is_result(path: Path) -> bool:
+    """Whether a file is what :func:`convert_file` writes, and nothing besides: IN is not."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return {f"{name}.npy" for name in RESULTS} == set(archive.namelist())
+    except zipfile.BadZipFile:
+        return False
 
 
 def read_experts(path: Path) -> tuple[Bytes, Bytes]:

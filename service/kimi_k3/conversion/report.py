@@ -46,7 +46,7 @@ class Request:
 
     Attributes:
         checkpoint: its directory.
-        layers: which ones, as ``0-3,7``; None for all that have experts.
+        layers: which ones, as ``1-3,7``; None for all that have experts.
         requantisation: what decides the figures, beside the checkpoint.
         json_file: where the report is written as JSON, besides being printed.
         resume: whether to continue what an earlier run has begun.
@@ -67,7 +67,7 @@ def run_report(request: Request) -> int:
             progress or report cannot be written.
     """
     if request.json_file is not None:
-        require_place("--json", request.json_file)
+        require_place("--json", request.json_file, written_by="convert-report", is_ours=_is_report)
     files = open_experts(request.checkpoint, request.layers)
     header = ProgressHeader(
         directory=printable(str(request.checkpoint.resolve())),
@@ -75,7 +75,11 @@ def run_report(request: Request) -> int:
         requantisation=request.requantisation,
     )
     progress = ProgressFile(
-        progress_path(request.json_file, header), header, resume=request.resume, notice=_say
+        progress_path(request.json_file, header),
+        header,
+        resume=request.resume,
+        shards_of=files.shards_of,
+        notice=_say,
     )
     with contextlib.closing(progress):
         try:
@@ -84,16 +88,31 @@ def run_report(request: Request) -> int:
             _say(f"interrupted; run the same command again to continue from {progress.path}")
             return ExitCode.INTERRUPTED
         report = summarise(files.identity, request.requantisation, parts)
-        if request.json_file is not None:
+        if request.json_file is None:
+            # Its only copy: if it cannot be printed, the next run has only to print.
+            print_report(request.checkpoint, report)
+            _end(progress, parts)
+        else:
             with replacing(request.json_file) as stream:
                 stream.write(report.model_dump_json(indent=1).encode() + b"\n")
-        print_report(request.checkpoint, report)
-        wanted = {(part.layer, part.projection) for part in parts}
-        if all((part.layer, part.projection) in wanted for part in progress.done):
-            progress.remove()
-        else:
-            _say(f"what {progress.path} knows of other layers is kept")
+            _end(progress, parts)
+            print_report(request.checkpoint, report)
     return ExitCode.OK
+
+
+def _end(progress: ProgressFile, parts: Sequence[ProjectionReport]) -> None:
+    """Remove what is of no more use."""
+    wanted = {(part.layer, part.projection) for part in parts}
+    if all((part.layer, part.projection) in wanted for part in progress.done):
+        progress.remove()
+    else:
+        _say(f"what {progress.path} knows of other layers is kept")
+
+
+def _is_report(path: Path) -> bool:
+    """Whether a file begins as every version's report does."""
+    with path.open("rb") as file:
+        return re.match(rb'\{\s*"schema_version": ?\d+,\s*"version":', file.read(200)) is not None
 
 
 def open_experts(checkpoint: Path, layers: str | None) -> ExpertFiles:
@@ -113,7 +132,7 @@ def open_experts(checkpoint: Path, layers: str | None) -> ExpertFiles:
 
 
 def parse_layers(given: str, known: Sequence[int]) -> tuple[int, ...]:
-    """The layers that ``0-3,7`` names, sorted. Layers without experts inside a range are passed over.
+    """The layers that ``1-3,7`` names, sorted. Layers without experts inside a range are passed over.
 
     Args:
         known: the layers that have routed experts, ascending.
@@ -125,7 +144,7 @@ def parse_layers(given: str, known: Sequence[int]) -> tuple[int, ...]:
     for part in given.split(","):
         match = re.fullmatch(r"\s*([0-9]{1,9})\s*(?:-\s*([0-9]{1,9})\s*)?", part)
         if match is None:
-            raise _usage(f"--layers {given!r}: {part!r} is no layer", "write numbers and ranges, e.g. 0-3,7")
+            raise _usage(f"--layers {given!r}: {part!r} is no layer", "write numbers and ranges, e.g. 1-3,7")
         first, last = int(match[1]), int(match[2] or match[1])
         inside = [layer for layer in known if first <= layer <= last]
         if first > last:
@@ -153,7 +172,7 @@ def _measure(request: Request, files: ExpertFiles, progress: ProgressFile) -> li
             for projection in Projection:
                 if (layer, projection) in todo:
                     part = _convert(request, files, layer, projection, rule, watch)
-                    progress.append(part)
+                    progress.append(part, files.shards_of(layer, projection))
                     done[layer, projection] = part
             watch.layer_done([done[layer, projection] for projection in Projection])
     return [done[key] for key in wanted]

@@ -169,6 +169,13 @@ def summarise(checkpoint: str, requantisation: Requantisation, parts: Iterable[P
     )
 
 
+class ProgressLine(_Model):
+    """Any further line of a progress file: a finished projection, and which files it was measured in."""
+
+    shards: str
+    part: ProjectionReport
+
+
 class ProgressHeader(_Model):
     """First line of a progress file. Figures of runs whose headers are equal may be mixed.
 

@@ -17,12 +17,14 @@ from pydantic import ValidationError
 
 from kimi_k3.checkpoint.messages import printable
 from kimi_k3.conversion.atomic import not_written
-from kimi_k3.conversion.report_models import ProgressHeader, ProjectionReport
+from kimi_k3.conversion.report_models import ProgressHeader, ProgressLine, ProjectionReport
 from kimi_k3.errors import ExitCode, OperatorError
 from kimi_k3.words.given import given_path
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from kimi_k3.words.weights import Projection
 
 MAX_BYTES: Final = 16 << 20
 """A thousand layers need one megabyte."""
@@ -56,7 +58,10 @@ def progress_path(json_file: Path | None, header: ProgressHeader) -> Path:
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise not_written(directory, error) from None
+        raise OperatorError(
+            f"{printable(str(directory))} cannot be made to keep the progress in ({error.strerror or error})",
+            remedy="set XDG_CACHE_HOME to a directory you may write to, or name a file with --json",
+        ) from None
     asked = header.requantisation
     signs = "both-signs" if asked.negative_scale else "positive"
     report = hashlib.sha256(_figures(header).model_dump_json().encode()).hexdigest()[:16]
@@ -67,12 +72,19 @@ class ProgressFile:
     """The file, open and locked; ``done`` holds the projections that an earlier run has finished."""
 
     def __init__(
-        self, path: Path, header: ProgressHeader, *, resume: bool, notice: Callable[[str], None]
+        self,
+        path: Path,
+        header: ProgressHeader,
+        *,
+        resume: bool,
+        shards_of: Callable[[int, Projection], str | None],
+        notice: Callable[[str], None],
     ) -> None:
         """Open it, or begin one.
 
         Args:
             resume: whether to keep what an earlier run has found.
+            shards_of: see :meth:`ExpertFiles.shards_of`; what was measured in other files is not kept.
             notice: told in one line of anything in the file that is not used.
 
         Raises:
@@ -80,6 +92,7 @@ class ProgressFile:
                 be written.
         """
         self.path = path
+        self._shards_of = shards_of
         try:
             self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
         except OSError as error:
@@ -94,14 +107,14 @@ class ProgressFile:
             self.close()
             raise
 
-    def append(self, part: ProjectionReport) -> None:
+    def append(self, part: ProjectionReport, shards: str | None) -> None:
         """Add a finished projection; it is on disk when this returns.
 
         Raises:
             OperatorError: it cannot be written.
         """
         try:
-            self._write(part.model_dump_json())
+            self._write(ProgressLine(shards=shards or "", part=part).model_dump_json())
         except OSError as error:
             raise not_written(self.path, error) from None
 
@@ -163,15 +176,22 @@ class ProgressFile:
         os.lseek(self._file, 0, os.SEEK_END)
         if not valid:
             self._write(header.model_dump_json())
+        same = [line for line in done if self._shards_of(*_key(line)) in (None, line.shards)]
+        if len(same) < len(done):
+            notice(f"{len(done) - len(same)} projections are measured again: their shards have changed")
         # A report that stops at such groups does not take over what one that counts them has passed.
         allowed = header.requantisation.allow_nonfinite
-        return tuple(part for part in done if allowed or part.loss.nonfinite_groups == 0)
+        return tuple(line.part for line in same if allowed or line.part.loss.nonfinite_groups == 0)
 
     def _write(self, line: str) -> None:
         data = memoryview(f"{line}\n".encode())
         while data:
             data = data[os.write(self._file, data) :]
         os.fsync(self._file)
+
+
+def _key(line: ProgressLine) -> tuple[int, Projection]:
+    return line.part.layer, line.part.projection
 
 
 def _figures(header: ProgressHeader) -> ProgressHeader:
@@ -187,7 +207,7 @@ def _difference(found: ProgressHeader, wanted: ProgressHeader) -> str:
     return ", ".join(f"{name} {theirs[name]}" for name in ours if theirs[name] != ours[name])
 
 
-def parse(raw: bytes) -> tuple[ProgressHeader | None, int, tuple[ProjectionReport, ...]]:
+def parse(raw: bytes) -> tuple[ProgressHeader | None, int, tuple[ProgressLine, ...]]:
     """What a progress file says.
 
     Returns:
@@ -202,7 +222,7 @@ def parse(raw: bytes) -> tuple[ProgressHeader | None, int, tuple[ProjectionRepor
             if header is None:
                 header = ProgressHeader.model_validate_json(line)
             else:
-                done.append(ProjectionReport.model_validate_json(line))
+                done.append(ProgressLine.model_validate_json(line))
         except ValidationError:
             break
         valid += len(line)

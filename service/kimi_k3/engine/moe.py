@@ -98,7 +98,7 @@ class KimiK3MoEMethod(Mxfp4MoEMethod):
             raise OperatorError(
                 f"layer {layer_index}, {projection}, rank {rank_reporter().record.rank}: {error}",
                 remedy="compare the shards with their source; --weights mxfp4 serves them as they are, "
-                "--allow-nonfinite converts such groups to zeros",
+                "--allow-nonfinite serves such groups as they are, NaN or infinite",
                 exit_code=ExitCode.BAD_CHECKPOINT,
             ) from None
         highest = worst(dict(enumerate(losses)))

@@ -33,7 +33,7 @@ class Loss(View):
     lossless_groups: int | None = Field(description="Groups whose every value survived exactly.")
     zero_groups: int | None = Field(description="Groups of zeros only; they are lossless too.")
     nonfinite_groups: int | None = Field(
-        description="Groups with NaN or infinite values, served as zeros; in no other figure."
+        description="Groups with NaN or infinite values, which are served so; in no other figure."
     )
     clamped_groups: int | None = Field(description="Groups too small for a scale of their own.")
     lossless_ratio: float | None = Field(description="lossless_groups / groups, 0 to 1.")

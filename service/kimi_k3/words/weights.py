@@ -33,8 +33,8 @@ class Requantisation(BaseModel):
     Attributes:
         rule: how a group's scale is chosen.
         negative_scale: whether it may be negative; never with ``amax``.
-        allow_nonfinite: whether groups with NaN or infinite values become zeros instead of stopping the
-            conversion.
+        allow_nonfinite: whether groups with NaN or infinite values are converted, as AITER does (the scale
+            keeps what they were), instead of stopping the conversion.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
