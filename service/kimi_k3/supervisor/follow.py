@@ -7,7 +7,8 @@ import threading
 import time
 from collections.abc import Callable
 
-from kimi_k3.errors import OperatorError
+from kimi_k3.diagnosis.match import explain
+from kimi_k3.diagnosis.scan import Scanner
 from kimi_k3.journal.models import Canary, RankSummary
 from kimi_k3.journal.reader import Journal, read_journal
 from kimi_k3.supervisor import verdict
@@ -43,6 +44,7 @@ class Follower:
         recorder: Recorder,
         child: Child,
         health: Health,
+        scanner: Scanner,
         *,
         report: Callable[[str], None],
     ) -> None:
@@ -50,6 +52,7 @@ class Follower:
         self._recorder = recorder
         self._child = child
         self._health = health
+        self._scanner = scanner
         self._report = report
         self._log = start.state_dir / LOG_FILE
         self._journal: Journal | None = None
@@ -80,7 +83,7 @@ class Follower:
                 ranks=gone,
                 phase=self._recorder.phase,
                 seconds=self._recorder.seconds(),
-                tail=self._child.tail(),
+                found=explain(self._scanner.evidence()),
                 log=self._log,
             )
         if self._recorder.phase is Phase.READY:
@@ -156,13 +159,13 @@ class Follower:
         self._journal_at = time.monotonic()
         return read_journal(self._start.state_dir)
 
-    def _death(self, journal: Journal, exit_code: int | None) -> OperatorError:
+    def _death(self, journal: Journal, exit_code: int | None) -> verdict.EngineFailure:
         return verdict.death(
             phase=self._recorder.phase,
             seconds=self._recorder.seconds(),
             exit_code=exit_code,
             failures=journal.failures,
-            tail=self._child.tail(),
+            found=explain(self._scanner.evidence(), exit_code),
             log=self._log,
         )
 
