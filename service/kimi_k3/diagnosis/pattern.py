@@ -3,16 +3,17 @@
 
 A log of a gigabyte is searched for a hundred patterns. Looking for a fixed word is fast, a regular expression
 is tried only on lines with its word. So each alternative of a pattern must hold a run of fixed characters,
-outside of groups: its anchor. And no pattern may take more than a polynomial of low degree on a hostile line,
-so repeats do not nest and are few.
+outside of groups: its anchor. And on a hostile line no pattern may take longer than the square of its length, so
+an alternative has one repeat.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 MIN_ANCHOR = 6
-MAX_REPEATS = 2
+MAX_REPEATS = 1
 """Unbounded repeats per alternative; each multiplies the time of the worst line by its length."""
 
 _TOKEN = re.compile(
@@ -23,6 +24,18 @@ _TOKEN = re.compile(
 
 class NotSimple(ValueError):
     """The pattern uses something that this catalogue does without."""
+
+
+def gates(words: Iterable[str]) -> dict[str, list[str]]:
+    """The fewest of ``words`` of which each word holds one, with the words that hold it.
+
+    Many signatures hold "Error"; a stretch of log without it needs no look for any of them.
+    """
+    found: dict[str, list[str]] = {}
+    for word in sorted(dict.fromkeys(words), key=len):
+        gate = next((gate for gate in found if gate in word), word)
+        found.setdefault(gate, []).append(word)
+    return found
 
 
 def anchors(pattern: str) -> tuple[str, ...]:
@@ -49,14 +62,16 @@ def anchors(pattern: str) -> tuple[str, ...]:
             raise NotSimple(f"{pattern!r} holds {pattern[position]!r}, which patterns here do without")
         kind, text, position = str(token.lastgroup), token[0], token.end()
         if kind in ("repeat", "maybe"):
-            if previous in ("repeat", "maybe", "") or (previous == "close" and kind == "repeat"):
-                raise NotSimple(f"{pattern!r} repeats a group or a repeat")
+            if previous in ("repeat", "maybe", "group", "either", "") or (
+                previous == "close" and kind == "repeat"
+            ):
+                raise NotSimple(f"{pattern!r} repeats a group, a repeat or nothing")
             if depth == 0 and previous in ("plain", "escaped"):
                 # The repeated character itself may be missing.
                 runs[-1] = runs[-1][:-1]
             repeats += kind == "repeat"
             if repeats > MAX_REPEATS:
-                raise NotSimple(f"{pattern!r} has more than {MAX_REPEATS} repeats in an alternative")
+                raise NotSimple(f"{pattern!r} has more than {MAX_REPEATS} repeat in an alternative")
             runs.append("")
         elif kind == "either" and depth == 0:
             end_alternative()

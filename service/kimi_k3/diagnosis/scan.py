@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from kimi_k3.diagnosis.catalogue import Catalogue, Level, load_catalogue
-from kimi_k3.diagnosis.pattern import anchors
+from kimi_k3.diagnosis.pattern import anchors, gates
 
 MAX_QUOTED = 300
 """Characters of a log line that are quoted in a message."""
@@ -24,7 +24,7 @@ KEPT_ERRORS = 10
 ANSWERS_AFTER = 20
 """So many requests answered after an error show that the engine did not end because of it."""
 
-MAX_PIECE = 8 * 1024
+MAX_PIECE = 4 * 1024
 OVERLAP = 1024
 """Pieces of a long line overlap by so much, so that a signature across a cut is seen whole."""
 
@@ -105,6 +105,9 @@ class _Watch:
     search: re.Pattern[str]
 
 
+_Gate = tuple[bytes, tuple[str, ...]]
+
+
 class Scanner:
     """Takes a log in chunks of any size; may be fed by one thread and asked by another."""
 
@@ -113,7 +116,7 @@ class Scanner:
         for watch, pattern in _watches(load_catalogue() if catalogue is None else catalogue):
             for anchor in dict.fromkeys(anchors(pattern)):
                 self._watches.setdefault(anchor, []).append(watch)
-        self._words = [(anchor.encode(), anchor) for anchor in self._watches]
+        self._gates = [(gate.encode(), tuple(words)) for gate, words in gates(self._watches).items()]
         self._lock = threading.Lock()
         self._pending = b""
         self._in_line = False
@@ -140,7 +143,7 @@ class Scanner:
                 self._take(data[:cut])
             self._pending = data[cut:]
             if len(self._pending) > MAX_PENDING:
-                self._examine(self._lines + 1, _cleaned(self._pending), self._words)
+                self._examine(self._lines + 1, _cleaned(self._pending), self._gates)
                 self._pending = self._pending[-OVERLAP:]
                 self._in_line = True
 
@@ -174,23 +177,26 @@ class Scanner:
         rest = b"\n".join(
             [line for line in lines if not (line.endswith(b" 200 OK") or b"[loggers.py:" in line)]
         )
-        words = [pair for pair in self._words if pair[0] in rest]
-        if words or self._reason_follows:
+        open_gates = [pair for pair in self._gates if pair[0] in rest]
+        if open_gates or self._reason_follows:
             for number, line in enumerate(lines, self._lines + 1):
                 if _ANSWERED in line:
                     self._answered += line.count(_ANSWERED)
-                elif self._reason_follows or any(word in line for word, _ in words):
-                    self._examine(number, line, words)
+                elif self._reason_follows or any(gate in line for gate, _ in open_gates):
+                    self._examine(number, line, open_gates)
                 self._in_line = False
         else:
             self._answered += block.count(_ANSWERED)
             self._in_line = False
         self._lines += len(lines)
 
-    def _examine(self, number: int, line: bytes, words: list[tuple[bytes, str]]) -> None:
+    def _examine(self, number: int, line: bytes, open_gates: list[_Gate]) -> None:
         if not self._in_line:
             self._quoting = _REQUEST.search(line[:MAX_PIECE]) is not None
         if self._quoting:
+            return
+        open_gates = [pair for pair in open_gates if pair[0] in line]
+        if not open_gates and not self._reason_follows:
             return
         for piece in _pieces(line):
             text = piece.decode(errors="replace").rstrip()
@@ -198,11 +204,12 @@ class Scanner:
                 # pydantic puts the reason on the next line.
                 self._exception = _quoted(f"{self._exception} {text}")
                 self._reason_follows = False
-            self._look(number, text, [word for raw, word in words if raw in piece])
+            self._look(number, text, [word for gate, words in open_gates if gate in piece for word in words])
 
     def _look(self, number: int, text: str, words: list[str]) -> None:
         known = False
-        for watch in dict.fromkeys(watch for word in words for watch in self._watches[word]):
+        watches = dict.fromkeys(watch for word in words if word in text for watch in self._watches[word])
+        for watch in watches:
             if found := watch.search.search(text):
                 known = known or not watch.is_mark
                 self._note(watch, number, text, found.start())
@@ -212,7 +219,7 @@ class Scanner:
     def _note(self, watch: _Watch, number: int, text: str, at: int) -> None:
         where = self._marks if watch.is_mark else self._rows
         if watch.is_mark and watch.name == "banner" and "banner" in where:
-            now = replace(self._evidence(), earlier=None)
+            now = replace(self._evidence(), lines=number - 1, earlier=None)
             self._earlier = now if now.rows or now.errors else self._earlier
             self._begin()
             where = self._marks
