@@ -249,7 +249,7 @@ OUT_OF_MEMORY = "torch.OutOfMemoryError: HIP out of memory"
         ([], ["ValueError: odd"], -7, "/dev/shm"),
         ([], ["ValueError: odd"], 1, "ValueError: odd"),
         ([], [], 1, "with exit code 1"),
-        ([], [], 0, "it ended without an error"),
+        ([], ["INFO bye"], 0, "it ended without an error"),
     ],
 )
 def test_the_best_explanation_of_a_death(

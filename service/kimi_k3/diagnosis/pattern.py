@@ -3,8 +3,8 @@
 
 A log of a gigabyte is searched for a hundred patterns. Looking for a fixed word is fast, a regular expression
 is tried only on lines with its word. So each alternative of a pattern must hold a run of fixed characters,
-outside of groups: its anchor. And on a hostile line no pattern may take longer than the square of its length, so
-an alternative has one repeat.
+outside of groups: its anchor. And on a hostile line no pattern may take longer than the square of its length,
+so an alternative has one repeat.
 """
 
 from __future__ import annotations

@@ -6,8 +6,9 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
-from kimi_k3.diagnosis.match import explain
+from kimi_k3.diagnosis.match import Diagnosis, explain
 from kimi_k3.diagnosis.scan import Scanner
 from kimi_k3.journal.models import Canary, RankSummary
 from kimi_k3.journal.reader import Journal, read_journal
@@ -83,7 +84,7 @@ class Follower:
                 ranks=gone,
                 phase=self._recorder.phase,
                 seconds=self._recorder.seconds(),
-                found=explain(self._scanner.evidence()),
+                found=self._diagnose(None),
                 log=self._log,
             )
         if self._recorder.phase is Phase.READY:
@@ -159,13 +160,17 @@ class Follower:
         self._journal_at = time.monotonic()
         return read_journal(self._start.state_dir)
 
+    def _diagnose(self, exit_code: int | None) -> Diagnosis:
+        # An engine that was started by this supervisor is no image that started a shell instead.
+        return explain(replace(self._scanner.evidence(), silent=False), exit_code)
+
     def _death(self, journal: Journal, exit_code: int | None) -> verdict.EngineFailure:
         return verdict.death(
             phase=self._recorder.phase,
             seconds=self._recorder.seconds(),
             exit_code=exit_code,
             failures=journal.failures,
-            found=explain(self._scanner.evidence(), exit_code),
+            found=self._diagnose(exit_code),
             log=self._log,
         )
 
