@@ -173,6 +173,14 @@ def test_the_last_of_several_starts_is_explained() -> None:
     assert name(explain_lines([BANNER, LLVM, BANNER], 1)) is None
 
 
+def test_refused_requests_do_not_hide_the_reason() -> None:
+    """Clients go on asking a dead engine, thousands of times."""
+    refused = (
+        '(APIServer pid=1) INFO:     10.0.0.7:5 - "POST /v1/completions HTTP/1.1" 500 Internal Server Error'
+    )
+    assert explain_lines(["ValueError: odd", *[refused] * 3000], 1).exception == "ValueError: odd"
+
+
 def test_the_wrapper_is_not_the_reason() -> None:
     """Each process prints that another one failed; only one says why (vllm/v1/engine/utils.py)."""
     found = explain_lines(["(EngineCore pid=9) torch.cuda.SomeError: the reason: a kernel", WRAPPER], 1)

@@ -21,6 +21,9 @@ MAX_QUOTED = 300
 """Characters of a log line that are quoted in a message."""
 
 KEPT_ERRORS = 10
+KEPT_RAW = 2000
+"""Lines with a word of errors, looked at when asked: 8 ranks may each add 100 lines after the cause."""
+
 ANSWERS_AFTER = 20
 """So many requests answered after an error show that the engine did not end because of it."""
 
@@ -33,7 +36,7 @@ MAX_PENDING = 64 * 1024
 _ANSI = re.compile(rb"\x1b\[[0-9;?]{0,20}[A-Za-z]")
 _ANSWERED = b'completions HTTP/1.1" 200'
 # What users wrote and got may quote any error.
-_REQUEST = re.compile(rb"Received request |details: prompt: |Generated response ")
+_REQUEST_WORDS = (b"Received request ", b"details: prompt: ", b"Generated response ")
 _ERROR_WORDS = (
     *("ERROR", "Error", "Exception", "CRITICAL", "FATAL", "Fatal", "Killed", "Aborted", "error: "),
     *("Segmentation fault", "core dumped", "terminate called"),
@@ -41,7 +44,8 @@ _ERROR_WORDS = (
 _HARMLESS = re.compile(r"(?:^|[ )])(?:INFO|DEBUG|WARNING)(?::| \d\d-\d\d )")
 _FRAME = re.compile(r"\] {2,}|Traceback \(most recent")
 # The last line of a traceback, after whatever a process prefixes its lines with: "ValueError: ...".
-_EXCEPTION = re.compile(r"(?:^|[\s\]])([\w.]{0,200}(?:Error|Exception|Interrupt|Exit)): (\S.*)$")
+_EXCEPTION = re.compile(r"(?:Error|Exception|Interrupt|Exit): (?=\S)")
+_BEFORE_NAME = re.compile(r"[\s\]]")
 _VALIDATION = re.compile(r"validation errors? for \w+$")
 # Frames around another process's failure: they say that, not why (vllm/v1/engine/utils.py).
 _WRAPPERS = re.compile(
@@ -68,6 +72,8 @@ class ErrorLine:
     text: str
     known: bool
     answered: int
+    reason: str = ""
+    """The line after it, where that says more."""
 
 
 @dataclass(frozen=True)
@@ -130,8 +136,7 @@ class Scanner:
     def _begin(self) -> None:
         self._rows: dict[str, Seen] = {}
         self._marks: dict[str, Seen] = {}
-        self._errors: deque[ErrorLine] = deque(maxlen=KEPT_ERRORS)
-        self._exception: str | None = None
+        self._errors: deque[ErrorLine] = deque(maxlen=KEPT_RAW)
         self._reason_follows = False
 
     def feed(self, chunk: bytes) -> None:
@@ -159,8 +164,8 @@ class Scanner:
         return Evidence(
             rows=dict(self._rows),
             marks=dict(self._marks),
-            errors=tuple(e for e in self._errors if self._answered - e.answered < ANSWERS_AFTER),
-            exception=self._exception,
+            errors=tuple(self._last_errors())[::-1],
+            exception=self._last_exception(),
             lines=self._lines,
             silent=self._silent,
             answered=self._answered,
@@ -192,7 +197,7 @@ class Scanner:
 
     def _examine(self, number: int, line: bytes, open_gates: list[_Gate]) -> None:
         if not self._in_line:
-            self._quoting = _REQUEST.search(line[:MAX_PIECE]) is not None
+            self._quoting = any(word in line[:MAX_PIECE] for word in _REQUEST_WORDS)
         if self._quoting:
             return
         open_gates = [pair for pair in open_gates if pair[0] in line]
@@ -202,19 +207,23 @@ class Scanner:
             text = piece.decode(errors="replace").rstrip()
             if self._reason_follows:
                 # pydantic puts the reason on the next line.
-                self._exception = _quoted(f"{self._exception} {text}")
+                last = self._errors.pop()
+                self._errors.append(replace(last, reason=text[: 4 * MAX_QUOTED]))
                 self._reason_follows = False
             self._look(number, text, [word for gate, words in open_gates if gate in piece for word in words])
 
     def _look(self, number: int, text: str, words: list[str]) -> None:
         known = False
-        watches = dict.fromkeys(watch for word in words if word in text for watch in self._watches[word])
+        words = [word for word in words if word in text]
+        watches = dict.fromkeys(watch for word in words for watch in self._watches[word])
         for watch in watches:
             if found := watch.search.search(text):
                 known = known or not watch.is_mark
                 self._note(watch, number, text, found.start())
-        if any(word in text for word in _ERROR_WORDS) and not _HARMLESS.search(text):
-            self._note_error(number, text, known)
+        # The requests that a dead engine refuses would push its last words out.
+        if any(word in _ERROR_WORDS for word in words) and not text.endswith(" Internal Server Error"):
+            self._errors.append(ErrorLine(number, text[: 4 * MAX_QUOTED], known, self._answered))
+            self._reason_follows = "validation error" in text and _VALIDATION.search(text) is not None
 
     def _note(self, watch: _Watch, number: int, text: str, at: int) -> None:
         where = self._marks if watch.is_mark else self._rows
@@ -226,7 +235,6 @@ class Scanner:
         if watch.is_mark and watch.name == "serving" and "serving" not in where:
             # What came before did not keep it from serving.
             self._errors.clear()
-            self._exception = None
         seen = where.get(watch.name)
         if seen is None or (watch.passes and self._is_over(seen)):
             where[watch.name] = Seen(number, _quoted(text, at), number, self._answered)
@@ -239,13 +247,23 @@ class Scanner:
             serving is not None and serving.line > seen.last
         )
 
-    def _note_error(self, number: int, text: str, known: bool) -> None:
-        if not _FRAME.search(text):
-            self._errors.append(ErrorLine(number, _quoted(text), known, self._answered))
-        found = _EXCEPTION.search(text)
-        if found and not _WRAPPERS.search(text):
-            self._exception = _quoted(f"{found[1]}: {found[2]}")
-            self._reason_follows = _VALIDATION.search(found[2]) is not None
+    def _last_errors(self) -> Iterator[ErrorLine]:
+        """The last one first."""
+        found = 0
+        for error in reversed(self._errors):
+            if found == KEPT_ERRORS or self._answered - error.answered >= ANSWERS_AFTER:
+                return
+            if not _HARMLESS.search(error.text) and not _FRAME.search(error.text):
+                found += 1
+                yield replace(error, text=_quoted(error.text), reason="")
+
+    def _last_exception(self) -> str | None:
+        for error in reversed(self._errors):
+            if not _HARMLESS.search(error.text) and not _WRAPPERS.search(error.text):
+                exception = _exception(error.text)
+                if exception is not None:
+                    return _quoted(f"{exception} {error.reason}")
+        return None
 
 
 def _watches(catalogue: Catalogue) -> Iterator[tuple[_Watch, str]]:
@@ -255,6 +273,15 @@ def _watches(catalogue: Catalogue) -> Iterator[tuple[_Watch, str]]:
     for name, mark in catalogue.marks.items():
         if mark.pattern:
             yield _Watch(name, True, False, re.compile(mark.pattern)), mark.pattern
+
+
+def _exception(text: str) -> str | None:
+    """``ValueError: what`` at the end of a line of a traceback, if it is one."""
+    found = _EXCEPTION.search(text)
+    if found is None:
+        return None
+    name = _BEFORE_NAME.split(text[max(0, found.start() - MAX_QUOTED) : found.end() - 2])[-1]
+    return name + text[found.end() - 2 :] if name.replace(".", "_").isidentifier() else None
 
 
 def _cleaned(data: bytes) -> bytes:
@@ -275,6 +302,8 @@ def _quoted(text: str, at: int = 0) -> str:
     """The text from about ``at`` on one printable line of at most :data:`MAX_QUOTED` characters."""
     if at > MAX_QUOTED // 2:
         text = "..." + text[at - MAX_QUOTED // 4 :]
-    text = "".join(letter if letter.isprintable() else " " for letter in text[: 4 * MAX_QUOTED])
+    text = text[: 4 * MAX_QUOTED]
+    if not text.isprintable():
+        text = "".join(letter if letter.isprintable() else " " for letter in text)
     text = " ".join(text.split())
     return text if len(text) <= MAX_QUOTED else text[: MAX_QUOTED - 3] + "..."
