@@ -308,6 +308,41 @@ def demo(
 
 
 @app.command()
+def doctor(
+    log: Annotated[
+        str | None, typer.Option(metavar="<path>", help="Log of vLLM, of any size; - is standard input.")
+    ] = None,
+    exit_code: Annotated[
+        int | None,
+        typer.Option(help="How the engine ended: -9, or 137 as shells and containers tell it."),
+    ] = None,
+    state: Annotated[
+        str | None,
+        typer.Option(
+            "--state",
+            "--state-dir",
+            metavar="<path>",
+            help="Directory of the journal. Default without --log and --exit-code: as for serve.",
+            show_default=False,
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+) -> int:
+    """Tell why an engine ended, from its log, exit code or journal.
+
+    Exit code 0: a cause was found; 1: unknown, or the log cannot be read; 2: wrong usage.
+    """
+    from kimi_k3.doctor import run_doctor
+
+    return run_doctor(
+        log=None if log is None else log if log == "-" else given_path("--log", log),
+        exit_code=exit_code,
+        state_dir=None if state is None else given_path("--state", state, absolute=True),
+        as_json=as_json,
+    )
+
+
+@app.command()
 def version() -> None:
     """Print the version."""
     print(__version__)

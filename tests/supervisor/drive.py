@@ -6,6 +6,7 @@ Patience that only lets a real engine finish its own ending is shortened.
 
 from __future__ import annotations
 
+import os
 import sys
 from functools import partial
 from pathlib import Path
@@ -21,5 +22,7 @@ if __name__ == "__main__":
     vars(run)["exit_deadline_seconds"] = lambda drain, *, serving: drain if serving else 1.0
     # These tests are about the supervisor: they run where vLLM is not installed, too.
     vars(serve)["check_vllm_installed"] = lambda: None
+    if message := os.environ.get("TEST_TERMINATION_LOG"):
+        vars(serve)["supervise"] = partial(run.supervise, termination_log=Path(message))
     serve.serve = partial(serve.serve, engine_command=(sys.executable, str(FAKE_ENGINE), sys.argv[1]))
     sys.exit(cli.run(sys.argv[2:]))

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kimi_k3.diagnosis.match import explain_lines
 from kimi_k3.errors import ExitCode
 from kimi_k3.journal.models import (
     CheckpointSummary,
@@ -248,7 +249,7 @@ OUT_OF_MEMORY = "torch.OutOfMemoryError: HIP out of memory"
         ([], ["ValueError: odd"], -7, "/dev/shm"),
         ([], ["ValueError: odd"], 1, "ValueError: odd"),
         ([], [], 1, "with exit code 1"),
-        ([], [], 0, "it ended without an error"),
+        ([], ["INFO bye"], 0, "it ended without an error"),
     ],
 )
 def test_the_best_explanation_of_a_death(
@@ -256,7 +257,12 @@ def test_the_best_explanation_of_a_death(
 ) -> None:
     """What a process said of itself, then the catalogue, then the signal, then the last exception."""
     error = death(
-        phase=Phase.CONVERTING, seconds=12.4, exit_code=exit_code, failures=failures, tail=tail, log=LOG
+        phase=Phase.CONVERTING,
+        seconds=12.4,
+        exit_code=exit_code,
+        failures=failures,
+        found=explain_lines(tail, exit_code),
+        log=LOG,
     )
     assert "vLLM failed in phase converting after 12 s" in str(error)
     assert part in str(error)
@@ -268,7 +274,7 @@ def test_verdicts_name_the_phase_and_the_log() -> None:
     slow = str(too_slow(phase=Phase.WARMING, seconds=601, timeout=600, in_phase=20, asked=True, log=LOG))
     for part in ("601 s", "--start-timeout 600", "in phase warming", "first completion", str(LOG)):
         assert part in slow
-    lost = str(lost_rank(ranks=[3, 5], phase=Phase.READY, seconds=9, tail=[], log=LOG))
+    lost = str(lost_rank(ranks=[3, 5], phase=Phase.READY, seconds=9, found=explain_lines([]), log=LOG))
     for part in ("while serving", "rank 3, 5", "dmesg"):
         assert part in lost
 

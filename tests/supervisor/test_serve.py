@@ -115,6 +115,27 @@ def test_a_failing_engine_is_explained_and_cleared_away(
     assert record.ending.reason == line
 
 
+def test_a_known_death_is_recorded_and_told_to_kubernetes(start: Starter, tmp_path: Path) -> None:
+    """Readers of the journal get the row and the line, and ``kubectl describe`` the reason."""
+    message = tmp_path / "termination-log"
+    message.touch()
+    running = start("dies-serving", environment={"TEST_TERMINATION_LOG": str(message)})
+    line = failed(running, code=7)
+    record = running.record()
+    assert record is not None
+    assert record.ending is not None
+    assert record.ending.explanation is not None
+    assert record.ending.explanation.name == "device-out-of-memory"
+    assert record.ending.explanation.text == "torch.OutOfMemoryError: HIP out of memory. Tried to allocate"
+    number = record.ending.explanation.line
+    assert number is not None
+    log = (running.state_dir / "engine.log").read_text().splitlines()
+    assert log[number - 1] == record.ending.explanation.text
+    told = message.read_text()
+    assert told.startswith(line)
+    assert "known failure: device-out-of-memory" in told
+
+
 def test_sigterm_while_starting_says_so(start: Starter) -> None:
     """A probe's kill otherwise looks like a crash of the engine (vllm-project/vllm#17386)."""
     running = start("hangs-loading")

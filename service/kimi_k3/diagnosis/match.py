@@ -1,78 +1,156 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From the last lines of a log and an exit code to a cause and a remedy. Pure."""
+"""From what is in a log and an exit code to a cause and a remedy. Pure."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+import signal
+from collections.abc import Iterable, Iterator
 
-from kimi_k3.diagnosis.catalogue import Failure, load_catalogue
+from pydantic import BaseModel, ConfigDict
 
-MAX_QUOTED = 300
-"""Characters of a log line that are quoted in a message."""
-
-SIGNALS = {
-    -4: ("illegal instruction", "use a build of vLLM for this machine's CPU"),
-    -6: ("abort, mostly a compiler's or a driver's fatal error", "read the last lines of engine.log"),
-    -7: ("bus error, mostly a full /dev/shm", "run the container with --ipc host or --shm-size 64g"),
-    -9: (
-        "killed from outside, nearly always by the kernel's out-of-memory killer",
-        "look in dmesg for oom-kill, and raise the memory limit",
-    ),
-    -11: ("segmentation fault", "read the last lines of engine.log"),
-    -15: ("ended by a SIGTERM that did not come from the supervisor", "find out who sent it"),
-}
-"""What an exit by a signal means; exit codes as :mod:`subprocess` gives them."""
-
-# The last line of a traceback, after whatever a process prefixes its lines with: "ValueError: ...".
-_EXCEPTION = re.compile(r"(?:^|[\s\]])((?:\w+\.)*\w*(?:Error|Exception|Interrupt|Exit)): (\S.*)$")
-_VALIDATION = re.compile(r"validation errors? for \w+$")
-# Frames around another process's failure: they say that, not why (vllm/v1/engine/utils.py).
-_WRAPPERS = re.compile(
-    r"initialization failed|root cause|stack trace above|EngineDeadError|CancelledError|"
-    r"after shutdown|KeyboardInterrupt|SystemExit"
-)
+from kimi_k3.diagnosis.catalogue import Catalogue, Failure, Grade, Level, Mark, load_catalogue
+from kimi_k3.diagnosis.scan import ANSWERS_AFTER, Evidence, Scanner, Seen
+from kimi_k3.words.phases import Phase
 
 
-@dataclass(frozen=True)
-class Diagnosis:
-    """Why the engine ended. ``name`` is the catalogue's row, or ``None`` for a guess."""
+class _Result(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
 
-    name: str | None
+
+class Finding(_Result):
+    """A row of the catalogue that fits; ``line`` and ``text`` are ``None`` if the exit code says it."""
+
+    name: str
+    level: Level
+    phase: Phase | None
     cause: str
     remedy: str
+    source: str
+    grade: Grade
+    line: int | None
+    text: str | None
 
 
-def diagnose(
-    lines: Sequence[str], exit_code: int | None, *, failures: Iterable[Failure] | None = None
-) -> Diagnosis | None:
-    """The most specific explanation there is, or ``None`` when there is nothing to go by.
+class ErrorText(_Result):
+    """A line of the log that looks like an error."""
 
-    Catalogue rows come first, in the catalogue's order; then a known signal; then the last exception
-    that a traceback ended with, wrappers around another process's failure left out.
+    line: int
+    text: str
+
+
+class Diagnosis(_Result):
+    """What can be said.
+
+    Attributes:
+        finding: why the engine ended, or what is wrong with one that runs; ``None`` if unknown.
+        others: further rows that fit, the best first.
+        exception: the last exception in the log, wrappers left out.
+        errors: the last lines that look like errors, oldest first.
+        lines: of the log.
+        earlier_start: whether this is of an earlier start in the log, the last one being without error.
+    """
+
+    finding: Finding | None
+    others: tuple[Finding, ...] = ()
+    exception: str | None = None
+    errors: tuple[ErrorText, ...] = ()
+    lines: int = 0
+    earlier_start: bool = False
+
+
+def explain(
+    evidence: Evidence, exit_code: int | None = None, *, catalogue: Catalogue | None = None
+) -> Diagnosis:
+    """Rank what was seen: causes before effects and wrappers, the specific first, then the earliest line.
+
+    Notices are the answer only where nothing looks like an error. What nobody knows stays unknown.
 
     Args:
-        lines: the last lines of the engine's log, oldest first.
-        exit_code: as :mod:`subprocess` gives it, ``None`` while the engine lives.
-        failures: the catalogue's rows; the package's own if not given.
+        evidence: of the log.
+        exit_code: as :mod:`subprocess` or a shell gives it, ``None`` if not known.
+        catalogue: the package's own if not given.
     """
-    for failure in load_catalogue().failures if failures is None else failures:
-        pattern = re.compile(failure.pattern)
-        if any(pattern.search(line) for line in lines):
-            return Diagnosis(failure.name, failure.cause, failure.remedy)
-    if exit_code in SIGNALS:
-        return Diagnosis(None, *SIGNALS[exit_code])
-    for index in reversed(range(len(lines))):
-        found = _EXCEPTION.search(lines[index])
-        if found and not _WRAPPERS.search(lines[index]):
-            # pydantic puts the reason on the next line.
-            more = " ".join(lines[index + 1 : index + 2]) if _VALIDATION.search(found[2]) else ""
-            text = _shortened(f"{found[1]}: {found[2]} {more}")
-            return Diagnosis(None, text, "read engine.log above that line")
-    return None
+    catalogue = catalogue or load_catalogue()
+    code = None if exit_code is None else from_shell(exit_code)
+    found = _explain(evidence, code, catalogue)
+    if found.finding is None and not evidence.errors and code is None and evidence.earlier is not None:
+        before = _explain(evidence.earlier, None, catalogue)
+        if before.finding is not None or before.errors:
+            return before.model_copy(update={"earlier_start": True, "lines": evidence.lines})
+    return found
 
 
-def _shortened(text: str) -> str:
-    text = " ".join(text.split())
-    return text if len(text) <= MAX_QUOTED else text[: MAX_QUOTED - 3] + "..."
+def explain_lines(lines: Iterable[str], exit_code: int | None = None) -> Diagnosis:
+    """The same for a few lines."""
+    scanner = Scanner()
+    for line in lines:
+        scanner.feed(line.encode(errors="replace") + b"\n")
+    return explain(scanner.evidence(), exit_code)
+
+
+def from_shell(exit_code: int) -> int:
+    """Shells and containers tell 128 + n for signal n, :mod:`subprocess` -n."""
+    return 128 - exit_code if 128 < exit_code <= 128 + signal.NSIG else exit_code
+
+
+def _explain(evidence: Evidence, code: int | None, catalogue: Catalogue) -> Diagnosis:
+    ranked = sorted(
+        _findings(evidence, code, catalogue),
+        key=lambda pair: (
+            pair[0].level.position,
+            not pair[0].conditional,
+            pair[1].line if pair[1] else evidence.lines + 1,
+        ),
+    )
+    findings = [_finding(row, seen) for row, seen in ranked]
+    best = next((one for one in findings if one.level.fatal), None)
+    quiet = all(error.known for error in evidence.errors) and code in (None, 0)
+    if best is None and quiet and not any(one.level is Level.WRAPPER for one in findings):
+        best = next(iter(findings), None)
+    return Diagnosis(
+        finding=best,
+        others=tuple(one for one in findings if one is not best),
+        exception=evidence.exception,
+        errors=tuple(ErrorText(line=error.line, text=error.text) for error in evidence.errors),
+        lines=evidence.lines,
+    )
+
+
+def _findings(
+    evidence: Evidence, code: int | None, catalogue: Catalogue
+) -> Iterator[tuple[Failure, Seen | None]]:
+    def is_there(name: str) -> bool:
+        return name in evidence.marks or _says(catalogue.marks[name], code)
+
+    for row in catalogue.failures:
+        if not all(map(is_there, row.when)) or any(map(is_there, row.unless)):
+            continue
+        if row.silent and not evidence.silent:
+            continue
+        seen = evidence.rows.get(row.name)
+        if seen is not None and not _is_over(row, seen, evidence):
+            yield row, seen
+        elif code is not None and code in row.exit_codes:
+            yield row, None
+        elif row.pattern is None and row.when:
+            yield row, next((evidence.marks[name] for name in row.when if name in evidence.marks), None)
+
+
+def _says(mark: Mark, code: int | None) -> bool:
+    return code is not None and code in mark.exit_codes
+
+
+def _is_over(row: Failure, seen: Seen, evidence: Evidence) -> bool:
+    """Whether the engine went on after it, so that it cannot be why it ended."""
+    passed = [name for name in (row.until, None if row.level is Level.NOTICE else "serving") if name]
+    if any(name in evidence.marks and evidence.marks[name].line > seen.last for name in passed):
+        return True
+    return row.level is not Level.NOTICE and evidence.answered - seen.answered >= ANSWERS_AFTER
+
+
+def _finding(row: Failure, seen: Seen | None) -> Finding:
+    return Finding(
+        **row.model_dump(include={"name", "level", "phase", "cause", "remedy", "source", "grade"}),
+        line=seen.line if seen else None,
+        text=seen.text if seen else None,
+    )

@@ -209,12 +209,28 @@ class Canary(Record):
     completion_tokens: Count
 
 
+class Explanation(Record):
+    """What the diagnosis made of the engine's output when it died.
+
+    ``name`` is the row of docs/failures.md. ``line`` counts the lines of this start's output, which are those
+    of ``engine.log`` while that has not become too large; it and ``text`` are ``None`` where the exit code
+    alone told.
+    """
+
+    name: str
+    cause: str
+    remedy: str
+    line: Count | None = None
+    text: str | None = None
+
+
 class Ending(Record):
-    """How a start ended."""
+    """How a start ended; ``explanation`` is there when the engine died of something known."""
 
     at: AwareDatetime
     exit_code: Integer
     reason: str
+    explanation: Explanation | None = None
 
 
 class SupervisorRecord(Record):

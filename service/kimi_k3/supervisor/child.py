@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vLLM as a child: its own session, its output line by line, its last lines kept."""
+"""vLLM as a child: its own session, its output line by line."""
 
 from __future__ import annotations
 
@@ -8,13 +8,9 @@ import os
 import signal
 import subprocess
 import threading
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
 from kimi_k3.supervisor.redact import Lines
-
-TAIL_LINES = 2000
-"""Lines kept for diagnosis: each of 8 ranks may add a traceback of 100 lines after the root cause."""
 
 READ_BYTES = 64 * 1024
 _PR_SET_PDEATHSIG = 1
@@ -43,8 +39,6 @@ class Child:
         secret: str | None,
         sink: Callable[[str], None],
     ) -> None:
-        self._tail: deque[str] = deque(maxlen=TAIL_LINES)
-        self._tail_lock = threading.Lock()
         self._lines = Lines(secret)
         self._sink = sink
         self._process = subprocess.Popen(
@@ -73,11 +67,6 @@ class Child:
         """SIGTERM to the main process only; it ends its own children in order."""
         self._process.send_signal(signal.SIGTERM)
 
-    def tail(self) -> tuple[str, ...]:
-        """The last lines, oldest first."""
-        with self._tail_lock:
-            return tuple(self._tail)
-
     def close(self, *, seconds: float) -> None:
         """Reap the process and read what is left in the pipe, for at most ``seconds`` each.
 
@@ -98,14 +87,9 @@ class Child:
         with self._process.stdout as pipe:
             while chunk := pipe.read(READ_BYTES):
                 for line in self._lines.feed(chunk):
-                    self._take(line)
+                    self._sink(line)
         for line in self._lines.finish():
-            self._take(line)
-
-    def _take(self, line: str) -> None:
-        with self._tail_lock:
-            self._tail.append(line)
-        self._sink(line)
+            self._sink(line)
 
 
 def _die_with_parent(parent: int) -> Callable[[], None]:

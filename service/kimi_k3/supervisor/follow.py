@@ -6,8 +6,10 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
-from kimi_k3.errors import OperatorError
+from kimi_k3.diagnosis.match import Diagnosis, explain
+from kimi_k3.diagnosis.scan import Scanner
 from kimi_k3.journal.models import Canary, RankSummary
 from kimi_k3.journal.reader import Journal, read_journal
 from kimi_k3.supervisor import verdict
@@ -43,6 +45,7 @@ class Follower:
         recorder: Recorder,
         child: Child,
         health: Health,
+        scanner: Scanner,
         *,
         report: Callable[[str], None],
     ) -> None:
@@ -50,6 +53,7 @@ class Follower:
         self._recorder = recorder
         self._child = child
         self._health = health
+        self._scanner = scanner
         self._report = report
         self._log = start.state_dir / LOG_FILE
         self._journal: Journal | None = None
@@ -80,7 +84,7 @@ class Follower:
                 ranks=gone,
                 phase=self._recorder.phase,
                 seconds=self._recorder.seconds(),
-                tail=self._child.tail(),
+                found=self._diagnose(None),
                 log=self._log,
             )
         if self._recorder.phase is Phase.READY:
@@ -156,13 +160,17 @@ class Follower:
         self._journal_at = time.monotonic()
         return read_journal(self._start.state_dir)
 
-    def _death(self, journal: Journal, exit_code: int | None) -> OperatorError:
+    def _diagnose(self, exit_code: int | None) -> Diagnosis:
+        # An engine that was started by this supervisor is no image that started a shell instead.
+        return explain(replace(self._scanner.evidence(), silent=False), exit_code)
+
+    def _death(self, journal: Journal, exit_code: int | None) -> verdict.EngineFailure:
         return verdict.death(
             phase=self._recorder.phase,
             seconds=self._recorder.seconds(),
             exit_code=exit_code,
             failures=journal.failures,
-            tail=self._child.tail(),
+            found=self._diagnose(exit_code),
             log=self._log,
         )
 

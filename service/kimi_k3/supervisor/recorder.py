@@ -13,6 +13,7 @@ from kimi_k3.journal.models import (
     SUPERVISOR_FILE,
     Canary,
     Ending,
+    Explanation,
     PhaseChange,
     SupervisorRecord,
 )
@@ -60,11 +61,13 @@ class Recorder:
         """The first completion worked."""
         self._change(canary=canary)
 
-    def end(self, phase: Phase, exit_code: int, reason: str) -> None:
+    def end(
+        self, phase: Phase, exit_code: int, reason: str, *, explanation: Explanation | None = None
+    ) -> None:
         """The start ended; the first ending is the one that stays."""
         if self.record.ending is not None:
             return
-        ending = Ending(at=now(), exit_code=exit_code, reason=reason)
+        ending = Ending(at=now(), exit_code=exit_code, reason=reason, explanation=explanation)
         self._change(phases=(*self.record.phases, PhaseChange(phase=phase, at=ending.at)), ending=ending)
 
     def beat(self) -> None:

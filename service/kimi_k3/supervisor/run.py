@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from kimi_k3.diagnosis.scan import Scanner
 from kimi_k3.errors import ExitCode, OperatorError
 from kimi_k3.plan.budget import exit_deadline_seconds
 from kimi_k3.supervisor.announced import Announced
@@ -25,6 +26,8 @@ from kimi_k3.supervisor.processes import Mark, end_processes
 from kimi_k3.supervisor.recorder import Recorder
 from kimi_k3.supervisor.signals import received_signals
 from kimi_k3.supervisor.start import Start
+from kimi_k3.supervisor.termination import TERMINATION_LOG, write_termination_message
+from kimi_k3.supervisor.verdict import EngineFailure
 from kimi_k3.words.phases import Phase
 
 TICK_SECONDS = 0.1
@@ -36,12 +39,19 @@ REMAINS_GRACE_SECONDS = 1.0
 """The same for processes that outlived the main process, or its deadline."""
 
 
-def supervise(start: Start, *, report: Callable[[str], None], forward: Callable[[str], None]) -> int:
+def supervise(
+    start: Start,
+    *,
+    report: Callable[[str], None],
+    forward: Callable[[str], None],
+    termination_log: Path = TERMINATION_LOG,
+) -> int:
     """Run ``start`` until it ends; call it while holding the state directory's lock.
 
     Args:
         report: gets the supervisor's own messages.
         forward: gets the engine's lines.
+        termination_log: gets the reason of an ending with an error, if the file is there.
 
     Returns:
         The exit code: 0 when it was serving and was asked to end, 128 + signal when it was still
@@ -59,11 +69,19 @@ def supervise(start: Start, *, report: Callable[[str], None], forward: Callable[
             with _socket_directory(start.socket_dir):
                 return _run_engine(start, recorder, signals, report=report, forward=forward)
         except OperatorError as error:
-            recorder.end(Phase.FAILED, error.exit_code, str(error))
+            _end_failed(recorder, error)
             raise
         except Exception as error:
             recorder.end(Phase.FAILED, ExitCode.FAILED, f"defect of the supervisor: {error!r}")
             raise
+        finally:
+            if (ending := recorder.record.ending) is not None and ending.exit_code != ExitCode.OK:
+                write_termination_message(ending, termination_log)
+
+
+def _end_failed(recorder: Recorder, error: OperatorError) -> None:
+    explanation = error.explanation if isinstance(error, EngineFailure) else None
+    recorder.end(Phase.FAILED, error.exit_code, str(error), explanation=explanation)
 
 
 @contextlib.contextmanager
@@ -92,11 +110,13 @@ def _run_engine(
 ) -> int:
     log = EngineLog(start.state_dir, report=report)
     announced = Announced()
+    scanner = Scanner()
 
     def take(line: str) -> None:
         forward(line)
         log.write(line)
         announced.take(line)
+        scanner.feed(line.encode(errors="replace") + b"\n")
 
     try:
         child = Child(start.record.argv, start.environment, secret=start.api_key, sink=take)
@@ -112,7 +132,7 @@ def _run_engine(
         recorder.note_engine(child.pid)
         recorder.enter(Phase.LOADING)
         with watched_health(start.record.engine_url) as health:
-            follower = Follower(start, recorder, child, health, report=report)
+            follower = Follower(start, recorder, child, health, scanner, report=report)
             while not signals:
                 follower.look(announced)
                 recorder.beat()
@@ -122,7 +142,7 @@ def _run_engine(
         grace = REMAINS_GRACE_SECONDS if len(signals) == 1 else 0.0
     except OperatorError as error:
         # Known at once, not only after the last process is gone.
-        recorder.end(Phase.FAILED, error.exit_code, str(error))
+        _end_failed(recorder, error)
         raise
     finally:
         _end_everything(start, child, grace=grace, report=report)

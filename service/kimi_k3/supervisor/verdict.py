@@ -6,10 +6,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from kimi_k3.diagnosis.match import diagnose
+from kimi_k3.diagnosis.match import Diagnosis, Finding
 from kimi_k3.errors import ExitCode, OperatorError
-from kimi_k3.journal.models import FailureRecord
+from kimi_k3.journal.models import Explanation, FailureRecord
 from kimi_k3.words.phases import STARTING, Phase
+
+
+class EngineFailure(OperatorError):
+    """vLLM failed; ``explanation`` is what the catalogue knows of it."""
+
+    def __init__(self, what: str, *, remedy: str, explanation: Explanation | None = None) -> None:
+        super().__init__(what, remedy=remedy, exit_code=ExitCode.ENGINE)
+        self.explanation = explanation
 
 
 def death(
@@ -18,9 +26,9 @@ def death(
     seconds: float,
     exit_code: int | None,
     failures: Sequence[FailureRecord],
-    tail: Sequence[str],
+    found: Diagnosis,
     log: Path,
-) -> OperatorError:
+) -> EngineFailure:
     """The engine ended by itself, or one of its processes gave up.
 
     What an engine process reported about itself comes before the catalogue's reading of the log,
@@ -30,34 +38,32 @@ def death(
         seconds: since the start began.
         exit_code: of the main process, as :mod:`subprocess` gives it; ``None`` while it runs.
         failures: reported by the engine's processes in this start, the first one first.
-        tail: the last lines of the log.
+        found: what the diagnosis makes of the log and the exit code.
         log: where the whole log is.
     """
     when = f"vLLM failed {_during(phase)} after {seconds:.0f} s"
     if failures:
-        return _error(f"{when}: {failures[0].what}", failures[0].remedy)
-    found = diagnose(tail, exit_code)
-    if found is not None:
-        return _error(f"{when}: {found.cause}", f"{found.remedy} (log: {log})")
+        return _error(f"{when}: {failures[0].what}", failures[0].remedy, _fatal(found))
+    if known := _known(found, when, log):
+        return known
     ended = "without an error" if exit_code == 0 else f"with exit code {exit_code}"
     return _error(f"{when}: it ended {ended} and no known message", f"read the end of {log}")
 
 
 def lost_rank(
-    *, ranks: Sequence[int], phase: Phase, seconds: float, tail: Sequence[str], log: Path
-) -> OperatorError:
+    *, ranks: Sequence[int], phase: Phase, seconds: float, found: Diagnosis, log: Path
+) -> EngineFailure:
     """A worker is gone and vLLM did not end (vllm-project/vllm#32116)."""
     names = ", ".join(map(str, ranks))
     what = f"vLLM failed {_during(phase)} after {seconds:.0f} s: the process of rank {names} is gone"
-    found = diagnose(tail, None)
-    if found is not None:
-        return _error(f"{what}: {found.cause}", f"{found.remedy} (log: {log})")
+    if known := _known(found, what, log):
+        return known
     return _error(what, f"look in dmesg for oom-kill, and read the end of {log}")
 
 
 def too_slow(
     *, phase: Phase, seconds: float, timeout: float, in_phase: float, asked: bool, log: Path
-) -> OperatorError:
+) -> EngineFailure:
     """The start timeout is over.
 
     Args:
@@ -72,7 +78,7 @@ def too_slow(
     )
 
 
-def not_accepted(objection: str, *, log: Path) -> OperatorError:
+def not_accepted(objection: str, *, log: Path) -> EngineFailure:
     """The engine answers, but not every rank did what was asked."""
     return _error(
         f"the engine is up but may not serve: {objection}",
@@ -84,5 +90,22 @@ def _during(phase: Phase) -> str:
     return f"in phase {phase}" if phase in STARTING else f"while {phase.description}"
 
 
-def _error(what: str, remedy: str) -> OperatorError:
-    return OperatorError(what, remedy=remedy, exit_code=ExitCode.ENGINE)
+def _known(found: Diagnosis, what: str, log: Path) -> EngineFailure | None:
+    """From the catalogue; else with the last exception, which nobody knows but everybody should see."""
+    if (finding := _fatal(found)) is not None:
+        return _error(f"{what}: {finding.cause}", f"{finding.remedy} (log: {log})", finding)
+    if found.exception is not None:
+        return _error(f"{what}: {found.exception}", f"read engine.log above that line (log: {log})")
+    return None
+
+
+def _fatal(found: Diagnosis) -> Finding | None:
+    return found.finding if found.finding is not None and found.finding.level.fatal else None
+
+
+def _error(what: str, remedy: str, finding: Finding | None = None) -> EngineFailure:
+    return EngineFailure(what, remedy=remedy, explanation=None if finding is None else _explanation(finding))
+
+
+def _explanation(finding: Finding) -> Explanation:
+    return Explanation(**finding.model_dump(include=set(Explanation.model_fields)))
