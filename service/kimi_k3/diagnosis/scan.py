@@ -182,7 +182,7 @@ class Scanner:
         rest = b"\n".join(
             [line for line in lines if not (line.endswith(b" 200 OK") or b"[loggers.py:" in line)]
         )
-        open_gates = [pair for pair in self._gates if pair[0] in rest]
+        open_gates = [pair for pair in self._gates if pair[0] in rest] if rest else []
         if open_gates or self._reason_follows:
             for number, line in enumerate(lines, self._lines + 1):
                 if _ANSWERED in line:
