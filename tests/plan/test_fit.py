@@ -12,7 +12,7 @@ from kimi_k3.checkpoint import TextConfig, make_tiny_checkpoint, read_config
 from kimi_k3.errors import ExitCode, OperatorError
 from kimi_k3.plan.fit import check_fit
 
-from .test_launch import DEPLOYMENT
+from .test_launch import DEPLOYMENT, with_flags
 
 
 @pytest.fixture(scope="module")
@@ -26,14 +26,14 @@ def test_what_fits(model: TextConfig) -> None:
     """The profile's own values, and the limits themselves."""
     check_fit(DEPLOYMENT, model)
     limit = model.max_position_embeddings
-    check_fit(replace(DEPLOYMENT, max_model_len=limit, tensor_parallel_size=2), model)
+    check_fit(replace(with_flags(DEPLOYMENT, max_model_len=limit), tensor_parallel_size=2), model)
 
 
 def test_more_tokens_than_positions(model: TextConfig) -> None:
     """The largest possible value stands in the message."""
     limit = model.max_position_embeddings
     with pytest.raises(OperatorError, match=f"at most {limit}") as caught:
-        check_fit(replace(DEPLOYMENT, max_model_len=limit + 1), model)
+        check_fit(with_flags(DEPLOYMENT, max_model_len=limit + 1), model)
     assert caught.value.exit_code is ExitCode.USAGE
 
 

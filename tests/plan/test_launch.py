@@ -22,6 +22,7 @@ from kimi_k3.plan.launch import (
     overridden,
     socket_dir,
 )
+from kimi_k3.plan.overrides import changed
 from kimi_k3.profiles.load import load_profile, profile_names
 from kimi_k3.profiles.schema import Profile
 from kimi_k3.words.weights import ConsentSource, Requantisation, ScaleRule, Weights
@@ -63,6 +64,13 @@ def launched(profile: Profile) -> Deployment:
         expert_parallel=profile.expert_parallel,
         guarded=True,
     )
+
+
+def with_flags(deployment: Deployment, **flags: int | str) -> Deployment:
+    profile = deployment.profile
+    for name, value in flags.items():
+        profile = changed(profile, f"--{name.replace('_', '-')}", value, given=name)
+    return replace(deployment, profile=profile)
 
 
 def launch(deployment: Deployment) -> Launch:
@@ -123,7 +131,7 @@ def test_gpus_get_nothing_that_is_for_a_cpu(name: str) -> None:
 
 def test_an_operators_value_replaces_the_profiles() -> None:
     """A flag stands in argv once, with the operator's value."""
-    changed = replace(DEPLOYMENT, max_model_len=512, max_num_seqs=2, dtype="bfloat16")
+    changed = with_flags(DEPLOYMENT, max_model_len=512, max_num_seqs=2, dtype="bfloat16")
     assert value(changed, "--max-model-len") == "512"
     assert value(changed, "--max-num-seqs") == "2"
     assert value(changed, "--dtype") == "bfloat16"
@@ -132,7 +140,7 @@ def test_an_operators_value_replaces_the_profiles() -> None:
 @pytest.mark.parametrize(("longest", "batched"), [(512, "1024"), (1024, "1024"), (4096, "4096")])
 def test_a_step_holds_the_longest_prompt(longest: int, batched: str) -> None:
     """Without chunked prefill vLLM refuses a batch smaller than the longest prompt."""
-    assert value(replace(DEPLOYMENT, max_model_len=longest), "--max-num-batched-tokens") == batched
+    assert value(with_flags(DEPLOYMENT, max_model_len=longest), "--max-num-batched-tokens") == batched
 
 
 def test_the_engine_is_told_what_was_decided() -> None:
@@ -216,7 +224,9 @@ for argv in json.loads(sys.argv[1]):
 def test_vllm_understands_every_flag() -> None:
     """The real parser of the installed vLLM, because a flag that was renamed fails only there."""
     pytest.importorskip("vllm.version", reason="vLLM is not installed")
-    tiny = replace(INT4, tensor_parallel_size=2, expert_parallel=True, dtype="float32", guarded=True)
+    tiny = replace(
+        with_flags(INT4, dtype="float32"), tensor_parallel_size=2, expert_parallel=True, guarded=True
+    )
     deployments = [tiny, *map(launched, map(load_profile, profile_names()))]
     argvs = [build_launch(each, cores={0, 1}, engine_command=()).argv for each in deployments]
     command = [sys.executable, "-c", PARSE, json.dumps(argvs)]

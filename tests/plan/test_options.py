@@ -11,7 +11,7 @@ import pytest
 
 from kimi_k3.errors import ExitCode, OperatorError
 from kimi_k3.plan.consent import require_consent
-from kimi_k3.plan.launch import Deployment
+from kimi_k3.plan.launch import Deployment, profile_flags
 from kimi_k3.plan.options import Options, decide, requantisation
 from kimi_k3.plan.startable import require_startable
 from kimi_k3.profiles.load import load_profile
@@ -71,6 +71,23 @@ def test_what_one_start_cannot_say_yet(name: str, part: str) -> None:
     assert caught.value.exit_code is ExitCode.USAGE
 
 
+@pytest.mark.parametrize(
+    ("change", "part"),
+    [
+        ({"max_num_seqs": 512}, "--max-num-seqs 512: must be at most 256"),
+        ({"tensor_parallel_size": 4}, "--tensor-parallel-size 4: 4 x 1 x 1 ranks"),
+        ({"expert_parallel": False}, "--no-expert-parallel: --enable-ep-weight-filter has no effect"),
+        ({"dtype": "float32"}, "--dtype float32: "),
+    ],
+)
+def test_the_profiles_rules_hold_for_an_operators_choices(change: dict[str, Any], part: str) -> None:
+    """512 requests ran out of memory on MI325X (case 29), whoever asks for them."""
+    with pytest.raises(OperatorError) as caught:
+        decided(replace(OPTIONS, **change), profile="ep8", consent=True)
+    assert part in str(caught.value)
+    assert caught.value.exit_code is ExitCode.USAGE
+
+
 @pytest.mark.parametrize("name", ["ep8", "tp8", "ep8-long"])
 def test_gpus_serve_int4_only_with_consent(name: str) -> None:
     """The profile asks for int4; it does not consent for the operator."""
@@ -108,7 +125,7 @@ def test_the_largest_values_pass() -> None:
         start_timeout=7 * 86400.0,
         drain_timeout=7 * 86400.0,
     )
-    assert decided(most).max_model_len == 2**31 - 1
+    assert profile_flags(decided(most))["--max-model-len"] == str(2**31 - 1)
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,7 @@ VLLM_API_KEY = "VLLM_API_KEY"
 
 @dataclass(frozen=True, kw_only=True)
 class Deployment:
-    """One start, every value decided.
+    """One start, every value decided; what an operator changes of the profile is changed in it.
 
     ``guarded`` is whether an API key is set; the key itself never enters the plan.
     """
@@ -64,9 +64,6 @@ class Deployment:
     start_timeout: float
     drain_timeout: float
     guarded: bool
-    max_model_len: int | None = None
-    max_num_seqs: int | None = None
-    dtype: str | None = None
 
 
 @dataclass(frozen=True)
@@ -143,17 +140,11 @@ def as_script(launch: Launch) -> str:
 
 
 def profile_flags(deployment: Deployment) -> dict[str, str | None]:
-    """The profile's flags with the operator's values in place; ``None`` is the value of a switch."""
+    """The profile's flags; ``None`` is the value of a switch."""
     flags = {
         name: None if flag.value is None else str(flag.value)
         for name, flag in deployment.profile.flags.items()
     }
-    chosen = {
-        "--max-model-len": deployment.max_model_len,
-        "--max-num-seqs": deployment.max_num_seqs,
-        "--dtype": deployment.dtype,
-    }
-    flags.update({name: str(value) for name, value in chosen.items() if value is not None})
     batched, longest = flags.get("--max-num-batched-tokens"), flags.get("--max-model-len")
     if "--no-enable-chunked-prefill" in flags and batched and longest:
         # vLLM refuses a whole prompt that does not fit into one step.

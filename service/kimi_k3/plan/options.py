@@ -11,6 +11,7 @@ from typing import TypeVar
 from kimi_k3.errors import ExitCode, OperatorError, nearest
 from kimi_k3.plan.consent import require_consent
 from kimi_k3.plan.launch import Deployment
+from kimi_k3.plan.overrides import changed
 from kimi_k3.profiles.schema import Profile
 from kimi_k3.words.given import require_text
 from kimi_k3.words.weights import Requantisation, ScaleRule, Weights
@@ -85,6 +86,7 @@ def decide(
         if count is not None and not 1 <= count <= most:
             size = "small" if count < 1 else "large"
             raise _usage(f"{flag} {count}: is too {size}", f"give 1 to {most}, or leave it to the profile")
+    profile = _with_choices(profile, options)
     require_text("checkpoint", str(options.checkpoint))
     # Once more, since a symlink on the way may have brought in another name.
     require_text("state directory", str(state_dir))
@@ -102,10 +104,8 @@ def decide(
         host=_word("--host", options.host),
         port=options.port,
         served_model_name=_word("--served-model-name", options.served_model_name),
-        tensor_parallel_size=options.tensor_parallel_size or profile.tensor_parallel_size,
-        expert_parallel=profile.expert_parallel
-        if options.expert_parallel is None
-        else options.expert_parallel,
+        tensor_parallel_size=profile.tensor_parallel_size,
+        expert_parallel=profile.expert_parallel,
         start_timeout=_seconds(
             "--start-timeout", options.start_timeout, profile.start_timeout_seconds, zero=False
         ),
@@ -113,10 +113,24 @@ def decide(
             "--drain-timeout", options.drain_timeout, profile.drain_timeout_seconds, zero=True
         ),
         guarded=guarded,
-        max_model_len=options.max_model_len,
-        max_num_seqs=options.max_num_seqs,
-        dtype=options.dtype,
     )
+
+
+def _with_choices(profile: Profile, options: Options) -> Profile:
+    """The profile with what the command line changes; the profile's rules hold for that, too."""
+    for flag, name, value in (
+        ("--tensor-parallel-size", "tensor_parallel_size", options.tensor_parallel_size),
+        ("--expert-parallel", "expert_parallel", options.expert_parallel),
+        ("--max-model-len", "--max-model-len", options.max_model_len),
+        ("--max-num-seqs", "--max-num-seqs", options.max_num_seqs),
+        ("--dtype", "--dtype", options.dtype),
+    ):
+        if value is not None:
+            given = f"{flag} {value}"
+            if isinstance(value, bool):
+                given = flag if value else flag.replace("--", "--no-", 1)
+            profile = changed(profile, name, value, given=given)
+    return profile
 
 
 def requantisation(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``--set name=value``: a profile with some values changed, checked like a profile. Pure."""
+"""A profile with some values changed by an operator, checked like any profile. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from kimi_k3.errors import ExitCode, OperatorError, nearest
 from kimi_k3.profiles.schema import Profile
 
-WHY = "an operator's choice, by --set"
+WHY = "an operator's choice for this start"
 
 SIZES = (
     "nodes",
@@ -46,31 +46,50 @@ def with_settings(profile: Profile, settings: Iterable[str], flags: Iterable[str
     """
     known = [flag.removeprefix("--") for flag in sorted(flags)]
     names = [*(name.replace("_", "-") for name in (*SIZES, *TIMEOUTS)), *known]
-    document = profile.model_dump(mode="json")
     for setting in settings:
         name, equals, text = setting.partition("=")
+        given = f"--set {setting!r}"
         if not equals or name not in names:
             what = "must be name=value" if not equals else f"there is no {name!r} to set"
-            raise _usage(setting, what, nearest(name, names))
-        key, value = name.replace("-", "_"), _value(text)
-        if key in SIZES:
-            document[key] = value
-        elif key in TIMEOUTS:
-            document[key] = {"seconds": value, "why": WHY}
-        elif value is False:
-            document["flags"].pop(f"--{name}", None)
-        else:
-            before = document["flags"].get(f"--{name}", {}).get("value")
-            if isinstance(before, int | float) and not isinstance(value, int | float):
-                raise _usage(setting, "must be a number", f"give one, e.g. {before}")
-            document["flags"][f"--{name}"] = {"value": None if value is True else value, "why": WHY}
-        try:
-            Profile.model_validate_json(json.dumps(document))
-        except ValidationError as error:
-            first = error.errors(include_url=False, include_input=False)[0]
-            reason = first["msg"].removeprefix("Value error, ")
-            raise _usage(setting, reason, "give another value") from None
-    return Profile.model_validate_json(json.dumps(document))
+            raise _usage(given, what, nearest(name, names))
+        key = name.replace("-", "_")
+        profile = changed(
+            profile, key if key in (*SIZES, *TIMEOUTS) else f"--{name}", _value(text), given=given
+        )
+    return profile
+
+
+def changed(profile: Profile, name: str, value: Any, *, given: str) -> Profile:
+    """``profile`` with one value changed.
+
+    Args:
+        profile: to begin with.
+        name: one of :data:`SIZES` or :data:`TIMEOUTS`, or a flag with its ``--``.
+        value: of a flag, ``True`` sets a switch and ``False`` removes the flag.
+        given: what the operator wrote, for messages.
+
+    Raises:
+        OperatorError: the profile cannot have that value.
+    """
+    document = profile.model_dump(mode="json")
+    if name in SIZES:
+        document[name] = value
+    elif name in TIMEOUTS:
+        document[name] = {"seconds": value, "why": WHY}
+    elif value is False:
+        document["flags"].pop(name, None)
+    else:
+        before = document["flags"].get(name, {}).get("value")
+        if isinstance(before, int | float) and (
+            isinstance(value, bool) or not isinstance(value, int | float)
+        ):
+            raise _usage(given, "must be a number", f"give one, e.g. {before}")
+        document["flags"][name] = {"value": None if value is True else value, "why": WHY}
+    try:
+        return Profile.model_validate_json(json.dumps(document))
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        raise _usage(given, first["msg"].removeprefix("Value error, "), "give another value") from None
 
 
 def _value(text: str) -> Any:
@@ -84,5 +103,5 @@ def _value(text: str) -> Any:
     return text
 
 
-def _usage(setting: str, what: str, remedy: str) -> OperatorError:
-    return OperatorError(f"--set {setting!r}: {what}", remedy=remedy, exit_code=ExitCode.USAGE)
+def _usage(given: str, what: str, remedy: str) -> OperatorError:
+    return OperatorError(f"{given}: {what}", remedy=remedy, exit_code=ExitCode.USAGE)

@@ -212,6 +212,8 @@ def unfit_for_gpus(flags: Flags, variables: Variables) -> Iterator[str]:
         )
     if (requests := _number(flags.get("--max-num-seqs"))) is not None and requests > MOST_REQUESTS:
         yield f"--max-num-seqs {requests:g}: must be at most {MOST_REQUESTS}; 512 ran out of memory on MI325X"
+    if (dtype := flags.get("--dtype")) not in (None, "auto", "bfloat16"):
+        yield f"--dtype {dtype}: must be bfloat16, which the experts' kernels and the attention take"
     for name in variables:
         if name.startswith("VLLM_CPU_"):
             yield f"{name} has no effect on GPUs; remove it"
