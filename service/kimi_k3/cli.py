@@ -240,7 +240,7 @@ def convert_report(
 ) -> int:
     """Show what int4 would cost a checkpoint, layer by layer; reads every expert, starts no engine."""
     _require_numbers("convert-report")
-    from kimi_k3.conversion.report import Request, run_report
+    from kimi_k3.conversion.files.report import Request, run_report
     from kimi_k3.plan.options import requantisation
 
     return run_report(
@@ -272,8 +272,8 @@ def convert_file(
 ) -> None:
     """Convert the experts in a file, to compare them with those of another implementation."""
     _require_numbers("convert-file")
-    from kimi_k3.conversion.npz import convert_file as convert
-    from kimi_k3.conversion.report_models import Device
+    from kimi_k3.conversion.files.models import Device
+    from kimi_k3.conversion.files.npz import convert_file as convert
     from kimi_k3.plan.options import choose, requantisation
     from kimi_k3.words.weights import Int4Layout
 

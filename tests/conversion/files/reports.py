@@ -6,7 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from kimi_k3.cli import run
-from kimi_k3.conversion.report_models import Report
+from kimi_k3.conversion.files.models import Report
 
 LAYERS = 7
 """Of the tiny checkpoint those with experts, 1 to 7, each with two projections."""

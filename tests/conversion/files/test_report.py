@@ -24,8 +24,8 @@ from kimi_k3.checkpoint.index import INDEX_NAME
 from kimi_k3.checkpoint.layout import expert_prefix
 from kimi_k3.checkpoint.tiny_files import model_config
 from kimi_k3.cli import run
-from kimi_k3.conversion.report import open_experts, parse_layers
-from kimi_k3.conversion.report_view import percent, ranges
+from kimi_k3.conversion.files.report import open_experts, parse_layers
+from kimi_k3.conversion.files.view import percent, ranges
 from kimi_k3.errors import OperatorError
 from kimi_k3.words.weights import Projection
 from tests.checkpoint.imitation import PUBLISHED_CONFIG, write_imitation, write_small

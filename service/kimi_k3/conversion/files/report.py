@@ -14,18 +14,18 @@ from typing import TYPE_CHECKING
 
 from kimi_k3.checkpoint import read_config, require_servable
 from kimi_k3.checkpoint.messages import bad_checkpoint, printable
-from kimi_k3.conversion.atomic import replacing, require_place
 from kimi_k3.conversion.candidates import rule_of
-from kimi_k3.conversion.expert_files import ExpertFiles
-from kimi_k3.conversion.nonfinite import NonFiniteGroupError
-from kimi_k3.conversion.report_models import (
+from kimi_k3.conversion.files.atomic import replacing, require_place
+from kimi_k3.conversion.files.expert_files import ExpertFiles
+from kimi_k3.conversion.files.models import (
     ProgressHeader,
     ProjectionReport,
     summarise,
     summarise_projection,
 )
-from kimi_k3.conversion.report_progress import ProgressFile, progress_path
-from kimi_k3.conversion.report_view import print_report, ranges, watching
+from kimi_k3.conversion.files.progress import ProgressFile, progress_path
+from kimi_k3.conversion.files.view import print_report, ranges, watching
+from kimi_k3.conversion.nonfinite import NonFiniteGroupError
 from kimi_k3.errors import ExitCode, OperatorError
 from kimi_k3.words.weights import Int4Layout, Projection
 
@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from kimi_k3.conversion.candidates import Rule
-    from kimi_k3.conversion.expert_files import Batch
+    from kimi_k3.conversion.files.expert_files import Batch
+    from kimi_k3.conversion.files.view import Watch
     from kimi_k3.conversion.loss import Loss
-    from kimi_k3.conversion.report_view import Watch
     from kimi_k3.words.weights import Requantisation
 
 

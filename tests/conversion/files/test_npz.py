@@ -18,10 +18,10 @@ import pytest
 import torch
 
 from kimi_k3.cli import run
-from kimi_k3.conversion.report_models import FileReport
+from kimi_k3.conversion.files.models import FileReport
 from tests.reference import int4 as reference
 
-GOLDEN = Path(__file__).parents[1] / "reference" / "data"
+GOLDEN = Path(__file__).parents[2] / "reference" / "data"
 PLAIN_MSE = ("--rule", "mse", "--layout", "plain")
 
 

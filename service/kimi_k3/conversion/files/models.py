@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The JSON that the two commands of this room write, and the arithmetic that sums it up. Pure.
+"""The JSON that the two commands write, and the arithmetic that sums it up. Pure.
 
 Groups are runs of 32 weights along the input dimension. A number that cannot be given is ``null``, never 0.
 """

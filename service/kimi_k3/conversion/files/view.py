@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from kimi_k3.conversion.report_models import ProjectionReport, Report, WorstExpert
+    from kimi_k3.conversion.files.models import ProjectionReport, Report, WorstExpert
     from kimi_k3.words.weights import Requantisation
 
 COLUMNS = {

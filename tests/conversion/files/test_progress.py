@@ -97,7 +97,7 @@ def _run_and_die(
     code = f"""
 import os, sys
 from kimi_k3.cli import main
-from kimi_k3.conversion.report_progress import ProgressFile
+from kimi_k3.conversion.files.progress import ProgressFile
 append, count = ProgressFile.append, 0
 def append_and_die(self, part, shards):
     global count
