@@ -18,7 +18,7 @@ from kimi_k3.preflight.checkpoint import check_consent, check_plan
 from kimi_k3.preflight.cores import check_cores
 from kimi_k3.preflight.device import check_device
 from kimi_k3.preflight.engine import check_plugin_allowed, check_plugin_visible
-from kimi_k3.preflight.finding import Finding, State, of_error, passed
+from kimi_k3.preflight.finding import Finding, State, of_error, overall, passed
 from kimi_k3.preflight.gpus import check_gpus
 from kimi_k3.preflight.kfd import read_gpus
 from kimi_k3.preflight.limits import check_limits
@@ -28,7 +28,7 @@ from kimi_k3.preflight.network import check_port_free
 from kimi_k3.preflight.subject import Subject
 from kimi_k3.preflight.variables import check_environment
 from kimi_k3.preflight.vllm_source import check_vllm
-from kimi_k3.profiles.schema import Architecture, Device
+from kimi_k3.profiles.schema import Architecture
 
 DRIVER, CORES, PLUGIN, PORT = "gpu-driver", "cpu-cores", "vllm-plugin", "port"
 KFD = "/dev/kfd"
@@ -65,12 +65,23 @@ def of_start(machine: Machine, subject: Subject, *, listen: bool = True) -> Iter
         listen: whether the port must be free now.
     """
     driver = _asked(DRIVER, f"{KFD} is there", lambda: check_device(subject.profile, kfd=machine.path(KFD)))
-    if subject.on_gpus:
-        yield driver
-    yield from check_software(machine, subject)
+    quick = [driver] if subject.on_gpus else []
+    quick += check_software(machine, subject)
     if listen:
         host, port = subject.deployment.host, subject.deployment.port
-        yield _asked(PORT, f"{port} on {host} is free", lambda: check_port_free(host, port))
+        quick.append(_asked(PORT, f"{port} on {host} is free", lambda: check_port_free(host, port)))
+    quick += _of_machine(machine, subject)
+    yield from quick
+    if subject.on_gpus and driver.state is State.PASS:
+        if overall(quick) is State.FAIL:
+            # Nobody waits for GPUs that will not be used.
+            subject = replace(subject, wait_vram=0.0)
+        gpus = read_gpus(machine)
+        yield check_access(machine, gpus)
+        yield from check_gpus(machine, subject, gpus)
+
+
+def _of_machine(machine: Machine, subject: Subject) -> Iterator[Finding]:
     yield check_consent(subject.deployment)
     if subject.plan is not None:
         yield from check_plan(subject.plan)
@@ -78,13 +89,10 @@ def of_start(machine: Machine, subject: Subject, *, listen: bool = True) -> Iter
     yield check_shared_memory(machine, subject)
     yield from check_memory(machine, subject)
     yield from check_caches(machine, subject.variables(machine.environment), on_gpus=subject.on_gpus)
-    if subject.profile.device is Device.CPU:
-        yield _cores(machine, subject)
-    elif driver.state is State.PASS:
+    if subject.on_gpus:
         yield from check_limits(machine)
-        gpus = read_gpus(machine)
-        yield check_access(machine, gpus)
-        yield from check_gpus(machine, subject, gpus)
+    else:
+        yield _cores(machine, subject)
 
 
 def check_software(machine: Machine, subject: Subject) -> Iterator[Finding]:

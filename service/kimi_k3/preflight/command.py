@@ -23,6 +23,7 @@ from kimi_k3.preflight.probe import check_compile
 from kimi_k3.preflight.subject import Subject
 from kimi_k3.preflight.view import print_report
 from kimi_k3.profiles.load import load_profile
+from kimi_k3.profiles.schema import Architecture, Profile
 from kimi_k3.words.environment import EngineEnvironment
 
 NEXT_START = "next"
@@ -60,7 +61,7 @@ def run_preflight(request: Request, machine: Machine) -> int:
     Raises:
         OperatorError: a name or a value is wrong.
     """
-    _require_sense(request)
+    _require_sense(request, load_profile(request.profile))
     begin = machine.clock()
     findings = tuple(look(request, machine))
     report = Report(
@@ -136,7 +137,12 @@ def _inspect(path: Path) -> Checkpoint | OperatorError:
         return error
 
 
-def _require_sense(request: Request) -> None:
+def _require_sense(request: Request, profile: Profile) -> None:
+    if request.probe_compile and (profile.gpu is None or profile.gpu.architecture is not Architecture.GFX942):
+        raise _usage(
+            f"--probe-compile: profile {profile.name} has no use for the kernels, int4 for gfx942",
+            "leave it out, or take --profile ep8",
+        )
     if not 0 <= request.wait_vram <= MAX_SECONDS:
         raise _usage(
             f"--wait-vram {request.wait_vram}: is not a possible number of seconds",

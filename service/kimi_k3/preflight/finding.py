@@ -7,8 +7,9 @@ from collections.abc import Iterable
 from enum import StrEnum
 from typing import Annotated, Final, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from kimi_k3.checkpoint.messages import printable
 from kimi_k3.errors import ExitCode, OperatorError
 
 SCHEMA_VERSION: Final = 1
@@ -44,6 +45,13 @@ class Finding(_Model):
     remedy: str | None = None
     exit_code: Annotated[ExitCode, Field(exclude=True)] = ExitCode.FAILED
 
+    @field_validator("what", "remedy")
+    @classmethod
+    def _on_one_line(cls, text: str | None) -> str | None:
+        # Names of files, mounts and variables come from outside: they must neither forge a line nor steer
+        # a terminal.
+        return None if text is None else printable(" ".join(text.split()))
+
     @model_validator(mode="after")
     def _says_what_to_do(self) -> Self:
         if (self.remedy is None) is not (self.state is State.PASS):
@@ -53,7 +61,7 @@ class Finding(_Model):
     def __str__(self) -> str:
         """One line."""
         line = f"{self.state} {self.check}: {self.what}"
-        return " ".join((line if self.remedy is None else f"{line}; {self.remedy}").split())
+        return line if self.remedy is None else f"{line}; {self.remedy}"
 
     def refusal(self, others: int) -> OperatorError:
         """The error that this finding is; ``others`` is how many more failed."""

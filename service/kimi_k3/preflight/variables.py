@@ -57,7 +57,7 @@ def _conflicts(subject: Subject, inherited: Mapping[str, str]) -> Iterator[Findi
         yield failed(
             CONFLICT,
             f"environment variables {first}={values[0]} and {second}={values[1]} contradict each other: "
-            "gate and up projections are then taken for each other and answers are garbage (vllm-project/recipes#859)",
+            "gate and up are then taken for each other, and answers are garbage (vllm-project/recipes#859)",
             f"unset both; the profile sets {rules.SITUV2}, from which vLLM makes both",
         )
     variables = subject.variables(inherited)

@@ -25,9 +25,9 @@ def line(finding: Finding) -> Text:
     text = Text()
     text.append(f"{finding.state:<8}", style=COLOURS[finding.state])
     text.append(f"{finding.check}: ", style="bold")
-    text.append(" ".join(finding.what.split()))
+    text.append(finding.what)
     if finding.remedy is not None:
-        text.append(f"; {' '.join(finding.remedy.split())}")
+        text.append(f"; {finding.remedy}")
     return text
 
 
