@@ -33,9 +33,6 @@ app = typer.Typer(
 checkpoint_app = typer.Typer(help="Look at a checkpoint, or make a tiny one.", rich_markup_mode=None)
 app.add_typer(checkpoint_app, name="checkpoint")
 
-WAIT_VRAM_SECONDS = 60.0
-"""A predecessor's GPU memory is freed seconds after its end, up to a minute after it was killed."""
-
 UsageError: Any = typer.BadParameter.__mro__[1]
 """The parser's usage error, wherever the installed typer keeps it."""
 
@@ -97,8 +94,9 @@ def serve(
         float | None, typer.Option(help="Seconds to finish requests, up to 7 days.")
     ] = None,
     wait_vram: Annotated[
-        float, typer.Option(metavar="<seconds>", help="Wait so long for GPU memory that others free.")
-    ] = WAIT_VRAM_SECONDS,
+        float | None,
+        typer.Option(metavar="<seconds>", help="Wait so long for GPU memory that others free. Default: 60."),
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be started.")] = False,
 ) -> int:
     """Check the checkpoint and the machine, start vLLM and follow it until it ends."""
@@ -241,8 +239,9 @@ def preflight(
         bool, typer.Option("--accept-lossy", help="Consent to int4. Also: KIMI_K3_ACCEPT_LOSSY=1.")
     ] = False,
     wait_vram: Annotated[
-        float, typer.Option(metavar="<seconds>", help="Wait so long for GPU memory that others free.")
-    ] = 0.0,
+        float | None,
+        typer.Option(metavar="<seconds>", help="Wait so long for GPU memory that others free. Default: 0."),
+    ] = None,
     probe_compile: Annotated[
         bool, typer.Option("--probe-compile", help="Compile AITER's int4 kernels for gfx942, too; minutes.")
     ] = False,

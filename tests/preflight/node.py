@@ -101,7 +101,7 @@ class Node:
         )
 
     def _open(self, path: Path) -> None:
-        """By the file's mode, as the kernel would for ``USER``: tests may run as root, who may open anything."""
+        """By the file's mode, as the kernel would for ``USER``: tests may run as root, who opens anything."""
         if not path.exists():
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
         bits = path.stat().st_mode >> (3 if path.stat().st_gid in self.groups else 0)

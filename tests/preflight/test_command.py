@@ -54,7 +54,7 @@ def request(
         profile=profile,
         image=image,
         probe_compile=False,
-        wait_vram=0.0,
+        wait_vram=None,
         as_json=True,
     )
 
@@ -163,6 +163,7 @@ def test_lines_for_people(node: Node, capsys: pytest.CaptureFixture[str]) -> Non
         (replace(request(image=True), wait_vram=5.0), "--wait-vram with --image"),
         (replace(request(), wait_vram=-1.0), "--wait-vram -1.0"),
         (replace(request(), wait_vram=float("nan")), "--wait-vram nan"),
+        (replace(request("cpu-tiny"), wait_vram=1.0), "has no effect with profile cpu-tiny"),
         (replace(request("cpu-tiny"), probe_compile=True), "--probe-compile: profile cpu-tiny"),
         (request("ep9"), "did you mean"),
     ],

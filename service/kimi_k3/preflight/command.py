@@ -14,10 +14,11 @@ from kimi_k3.checkpoint import Checkpoint, inspect_checkpoint
 from kimi_k3.errors import ExitCode, OperatorError
 from kimi_k3.plan.fit import check_fit
 from kimi_k3.plan.launch import ENGINE_MODULE, Deployment, build_launch, socket_dir
-from kimi_k3.plan.options import MAX_SECONDS, Options, decide
+from kimi_k3.plan.options import Options, decide
 from kimi_k3.preflight.checkpoint import PLAN, check_checkpoint
 from kimi_k3.preflight.checks import of_image, of_start, subject_of
 from kimi_k3.preflight.finding import Finding, Report, of_error, overall
+from kimi_k3.preflight.gpus import wait_seconds
 from kimi_k3.preflight.machine import Machine
 from kimi_k3.preflight.probe import check_compile
 from kimi_k3.preflight.subject import Subject
@@ -39,7 +40,7 @@ class Request:
         profile: its name.
         image: whether only what is known in an image is checked.
         probe_compile: whether kernels are compiled.
-        wait_vram: seconds to wait for GPU memory.
+        wait_vram: seconds to wait for GPU memory, if told.
         as_json: whether to print the document and nothing else.
     """
 
@@ -48,7 +49,7 @@ class Request:
     profile: str
     image: bool
     probe_compile: bool
-    wait_vram: float
+    wait_vram: float | None
     as_json: bool
 
 
@@ -112,7 +113,8 @@ def _subject(
         cores=[*machine.cores, *range(max(0, ranks - len(machine.cores)))],
         engine_command=(sys.executable, "-m", ENGINE_MODULE),
     )
-    return subject_of(deployment, launch, checkpoint, machine=machine, wait_vram=request.wait_vram)
+    wait = wait_seconds(request.wait_vram, deployment.profile, default=0.0)
+    return subject_of(deployment, launch, checkpoint, machine=machine, wait_vram=wait)
 
 
 def _deployment(request: Request) -> Deployment:
@@ -143,14 +145,12 @@ def _require_sense(request: Request, profile: Profile) -> None:
             f"--probe-compile: profile {profile.name} has no use for the kernels, int4 for gfx942",
             "leave it out, or take --profile ep8",
         )
-    if not 0 <= request.wait_vram <= MAX_SECONDS:
-        raise _usage(
-            f"--wait-vram {request.wait_vram}: is not a possible number of seconds",
-            f"give 0 or more, at most {MAX_SECONDS}",
-        )
     without_effect = [
         name
-        for name, given in (("CHECKPOINT", request.with_checkpoint), ("--wait-vram", request.wait_vram > 0))
+        for name, given in (
+            ("CHECKPOINT", request.with_checkpoint),
+            ("--wait-vram", request.wait_vram is not None),
+        )
         if given and request.image
     ]
     if without_effect:

@@ -6,7 +6,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
+from kimi_k3.errors import ExitCode, OperatorError
 from kimi_k3.plan.memory import gib
+from kimi_k3.plan.options import MAX_SECONDS
 from kimi_k3.preflight import kfd
 from kimi_k3.preflight.finding import Finding, failed, passed, unknown
 from kimi_k3.preflight.kfd import GpuNode, Gpus
@@ -25,8 +27,40 @@ ARCHITECTURE, COUNT, PARTITION, MEMORY, FREE = (
 VISIBLE = ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
 WHOLE, ONE_DOMAIN = "SPX", "NPS1"
 POLL_SECONDS = 1.0
+WAIT_SECONDS = 60.0
+"""What a start waits unless told otherwise: the memory of a predecessor that was killed is free some seconds
+after its end, and an orderly teardown on ROCm takes 15 s (vllm/v1/engine/utils.py). An estimate."""
+
 MAX_NAMED_PROCESSES = 8
 PASS_THE_DEVICES = "pass /dev/kfd and the /dev/dri/renderD* of every GPU into the container"
+
+
+def wait_seconds(given: float | None, profile: schema.Profile, *, default: float) -> float:
+    """How long to wait for GPU memory.
+
+    Args:
+        given: by ``--wait-vram``.
+        profile: the start's.
+        default: without that flag.
+
+    Raises:
+        OperatorError: it is no such number, or there are no GPUs to wait for.
+    """
+    if given is None:
+        return default
+    if not 0 <= given <= MAX_SECONDS:
+        raise OperatorError(
+            f"--wait-vram {given}: is not a possible number of seconds",
+            remedy=f"give 0 or more, at most {MAX_SECONDS}",
+            exit_code=ExitCode.USAGE,
+        )
+    if profile.gpu is None:
+        raise OperatorError(
+            f"--wait-vram has no effect with profile {profile.name}, which uses no GPU",
+            remedy="leave it out",
+            exit_code=ExitCode.USAGE,
+        )
+    return given
 
 
 def check_gpus(machine: Machine, subject: Subject, gpus: Gpus) -> Iterator[Finding]:

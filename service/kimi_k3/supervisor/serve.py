@@ -32,6 +32,7 @@ from kimi_k3.plan.startable import require_startable
 from kimi_k3.preflight.checks import of_start, subject_of
 from kimi_k3.preflight.cores import check_cores
 from kimi_k3.preflight.finding import State
+from kimi_k3.preflight.gpus import WAIT_SECONDS, wait_seconds
 from kimi_k3.preflight.machine import Machine
 from kimi_k3.preflight.state import check_state_dir
 from kimi_k3.preflight.subject import Subject
@@ -56,7 +57,7 @@ def serve(
     state_dir: Path | None,
     api_key_file: Path | None,
     dry_run: bool,
-    wait_vram: float = 0.0,
+    wait_vram: float | None = None,
     engine_command: Sequence[str] = ENGINE_COMMAND,
 ) -> int:
     """Check, start and supervise; with ``dry_run`` only print what would be started.
@@ -71,6 +72,7 @@ def serve(
     """
     profile = load_profile(profile_name)
     require_startable(profile)
+    wait = wait_seconds(wait_vram, profile, default=WAIT_SECONDS)
     api_key = read_api_key(api_key_file, os.environ)
     start_id = f"{now():%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}"
     deployment = decide(
@@ -96,7 +98,7 @@ def serve(
     report = _Outlet(sys.stderr, prefix="kimi-k3: ", secret=api_key)
     with hold_lock(deployment.state_dir):
         clear_leftovers(deployment.state_dir, report=report)
-        subject = subject_of(deployment, launch, checkpoint, machine=Machine(), wait_vram=wait_vram)
+        subject = subject_of(deployment, launch, checkpoint, machine=Machine(), wait_vram=wait)
         start = Start(
             record=first_record(deployment, launch, checkpoint),
             state_dir=deployment.state_dir,
