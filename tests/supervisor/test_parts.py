@@ -299,7 +299,7 @@ def test_the_resource_tracker_cleans_up_before_it_is_ended(tmp_path: Path) -> No
 
 
 def test_a_check_that_waits_is_ended_by_a_signal(tmp_path: Path) -> None:
-    """Whoever ends a start that waits for GPU memory does not wait with it; what was amiss is not why it ends."""
+    """Whoever ends a start that waits for GPU memory does not wait, and what was amiss is no reason."""
     begin = time.monotonic()
 
     def check(pause: Callable[[float], bool]) -> None:

