@@ -9,6 +9,7 @@ import secrets
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TextIO
@@ -98,7 +99,8 @@ def serve(
     report = _Outlet(sys.stderr, prefix="kimi-k3: ", secret=api_key)
     with hold_lock(deployment.state_dir):
         clear_leftovers(deployment.state_dir, report=report)
-        subject = subject_of(deployment, launch, checkpoint, machine=Machine(), wait_vram=wait)
+        machine = Machine()
+        subject = subject_of(deployment, launch, checkpoint, machine=machine, wait_vram=wait)
         start = Start(
             record=first_record(deployment, launch, checkpoint),
             state_dir=deployment.state_dir,
@@ -107,7 +109,7 @@ def serve(
             api_key=api_key,
             start_timeout=deployment.start_timeout,
             drain_timeout=deployment.drain_timeout,
-            checks=(partial(_check_machine, subject, report),),
+            checks=(partial(check_machine, machine, subject, report),),
         )
         return supervise(start, report=report, forward=_Outlet(sys.stdout))
 
@@ -151,9 +153,30 @@ def engine_url(host: str, port: int) -> str:
     return f"http://[{reachable}]:{port}" if ":" in reachable else f"http://{reachable}:{port}"
 
 
-def _check_machine(subject: Subject, report: Callable[[str], None], pause: Callable[[float], bool]) -> None:
-    """The whole preflight but the probe: warnings are told, and the first failure is raised."""
-    findings = tuple(of_start(Machine(environment=os.environ, pause=pause), subject))
+def check_machine(
+    machine: Machine, subject: Subject, report: Callable[[str], None], pause: Callable[[float], bool]
+) -> None:
+    """The whole preflight but the probe: warnings are told, and the first failure is raised.
+
+    Args:
+        machine: that is checked.
+        subject: the start.
+        report: gets a line for each warning, and one before a wait.
+        pause: sleeps some seconds and says whether to go on waiting.
+
+    Raises:
+        OperatorError: a check failed; says how many others did.
+    """
+    told = False
+
+    def patiently(seconds: float) -> bool:
+        nonlocal told
+        if not told:
+            report(f"preflight: GPU memory is in use, waiting up to {subject.wait_vram:.0f} s for it")
+            told = True
+        return pause(seconds)
+
+    findings = tuple(of_start(replace(machine, pause=patiently), subject))
     for finding in findings:
         if finding.state in (State.WARN, State.UNKNOWN):
             report(f"preflight: {finding}")
