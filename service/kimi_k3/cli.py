@@ -94,6 +94,10 @@ def serve(
     drain_timeout: Annotated[
         float | None, typer.Option(help="Seconds to finish requests, up to 7 days.")
     ] = None,
+    wait_vram: Annotated[
+        float | None,
+        typer.Option(metavar="<seconds>", help="Wait so long for GPU memory that others free. Default: 60."),
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be started.")] = False,
 ) -> int:
     """Check the checkpoint and the machine, start vLLM and follow it until it ends."""
@@ -125,6 +129,7 @@ def serve(
         profile_name=profile,
         state_dir=None if state_dir is None else given_path("--state-dir", state_dir, absolute=True),
         api_key_file=None if api_key_file is None else given_path("--api-key-file", api_key_file),
+        wait_vram=wait_vram,
         dry_run=dry_run,
     )
 
@@ -221,6 +226,63 @@ def plan(
             gigabytes_per_second=storage,
             as_json=as_json,
         )
+    )
+
+
+@app.command()
+def preflight(
+    checkpoint: Annotated[
+        str | None, typer.Argument(help="Directory with config.json and the shards.")
+    ] = None,
+    profile: Annotated[str, typer.Option(help="Named deployment.")] = "ep8",
+    weights: Annotated[str | None, typer.Option(help="Routed experts as int4 (lossy) or mxfp4.")] = None,
+    accept_lossy: Annotated[
+        bool, typer.Option("--accept-lossy", help="Consent to int4. Also: KIMI_K3_ACCEPT_LOSSY=1.")
+    ] = False,
+    wait_vram: Annotated[
+        float | None,
+        typer.Option(metavar="<seconds>", help="Wait so long for GPU memory that others free. Default: 0."),
+    ] = None,
+    probe_compile: Annotated[
+        bool, typer.Option("--probe-compile", help="Compile AITER's int4 kernels for gfx942, too; minutes.")
+    ] = False,
+    image: Annotated[
+        bool,
+        typer.Option("--image", help="Only what is known while an image is built: no GPU, no checkpoint."),
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="The findings as JSON.")] = False,
+) -> int:
+    """Check this machine for a start, in seconds, without starting anything.
+
+    The exit code is 0 if all is well, 1 if something may be wrong or is unknown, 2 if a start would fail.
+    """
+    from pathlib import Path
+
+    from kimi_k3.plan.options import Options
+    from kimi_k3.preflight.command import Request, run_preflight
+    from kimi_k3.preflight.machine import Machine
+    from kimi_k3.words.environment import check_operators_environment
+
+    check_operators_environment(os.environ)
+    path = None if checkpoint is None else given_path("checkpoint", checkpoint, absolute=True)
+    return run_preflight(
+        Request(
+            options=Options(
+                checkpoint=path or Path("CHECKPOINT"),
+                host=HOST,
+                port=ENGINE_PORT,
+                served_model_name="kimi-k3",
+                weights=weights,
+                accept_lossy=accept_lossy,
+            ),
+            with_checkpoint=path is not None,
+            profile=profile,
+            image=image,
+            probe_compile=probe_compile,
+            wait_vram=wait_vram,
+            as_json=as_json,
+        ),
+        Machine(),
     )
 
 

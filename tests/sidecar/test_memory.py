@@ -3,8 +3,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from kimi_k3.host import read_cgroup_memory, read_host_memory
 from kimi_k3.journal.models import MemoryReading
-from kimi_k3.sidecar.host import read_cgroup_memory, read_host_memory
 from kimi_k3.sidecar.memory import memory_view
 from kimi_k3.words.weights import Projection
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import timedelta
 
+from kimi_k3.host import HostMemory
 from kimi_k3.journal.models import Ending, Loading, MemoryReading, PhaseChange
 from kimi_k3.journal.reader import Journal
 from kimi_k3.sidecar.examples import CGROUP, HOST
-from kimi_k3.sidecar.host import HostMemory
 from kimi_k3.sidecar.metrics import METRICS
 from kimi_k3.sidecar.samples import Observation, samples
 from kimi_k3.sidecar.view import EngineHealth, EngineOutcome

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -15,17 +16,22 @@ import httpx
 import pytest
 
 from kimi_k3.errors import ExitCode, OperatorError
-from kimi_k3.journal.models import SUPERVISOR_FILE
-from kimi_k3.journal.writer import write_record
+from kimi_k3.journal.models import SUPERVISOR_FILE, CheckpointSummary, SupervisorRecord
+from kimi_k3.journal.reader import read_journal
+from kimi_k3.journal.writer import now, write_record
 from kimi_k3.supervisor import logfile
 from kimi_k3.supervisor.canary import ATTEMPTS, ask_canary
 from kimi_k3.supervisor.leftovers import clear_leftovers
 from kimi_k3.supervisor.lock import hold_lock
 from kimi_k3.supervisor.logfile import EARLIER_LOG_FILE, LOG_FILE, EngineLog
 from kimi_k3.supervisor.processes import Mark, end_processes, is_running, processes_of
+from kimi_k3.supervisor.run import supervise
 from kimi_k3.supervisor.serve import _Outlet
 from kimi_k3.supervisor.signals import SAME_SECONDS, received_signals
+from kimi_k3.supervisor.start import Start
 from kimi_k3.words import environment as names
+from kimi_k3.words.phases import Phase
+from kimi_k3.words.weights import Weights
 from tests.supervisor.test_pure import asked
 
 OK = {"usage": {"completion_tokens": 3}}
@@ -290,3 +296,50 @@ def test_the_resource_tracker_cleans_up_before_it_is_ended(tmp_path: Path) -> No
         _, left = end_processes(Mark("tracked", tmp_path), grace=0.1)
     assert left == ()
     assert not segment.exists()
+
+
+def test_a_check_that_waits_is_ended_by_a_signal(tmp_path: Path) -> None:
+    """Whoever ends a start that waits for GPU memory does not wait, and what was amiss is no reason."""
+    begin = time.monotonic()
+
+    def check(pause: Callable[[float], bool]) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert not pause(60)
+        raise OperatorError("the GPUs are in use", remedy="wait")
+
+    moment = now()
+    record = SupervisorRecord(
+        start_id="t",
+        pid=os.getpid(),
+        started_at=moment,
+        updated_at=moment,
+        profile="cpu-tiny",
+        checkpoint=CheckpointSummary(
+            path=tmp_path, total_bytes=1, shards=1, decoder_layers=1, moe_layers=(), experts=1
+        ),
+        served_model_name="kimi-k3",
+        weights=Weights.MXFP4,
+        requantisation=None,
+        consent=None,
+        world_size=1,
+        engine_url="http://127.0.0.1:1",
+        argv=("never-started",),
+    )
+    start = Start(
+        record=record,
+        state_dir=tmp_path,
+        socket_dir=tmp_path / "sockets",
+        environment={},
+        api_key=None,
+        start_timeout=1,
+        drain_timeout=1,
+        checks=(check,),
+    )
+    lines: list[str] = []
+    assert supervise(start, report=lines.append, forward=lines.append) == 143
+    assert time.monotonic() - begin < 10
+    ended = read_journal(tmp_path).supervisor
+    assert ended is not None
+    assert ended.ending is not None
+    assert ended.phases[-1].phase is Phase.STOPPED
+    assert ended.ending.reason == "SIGTERM during the start"

@@ -232,6 +232,44 @@ def test_a_taken_port_is_found_before_the_engine_starts(start: Starter) -> None:
     assert f"--port {port}" in line
 
 
+def test_a_failed_check_is_one_line_and_starts_nothing(start: Starter, state_dir: Path) -> None:
+    """The first failure and how many more there are; the journal has it, and no engine ever ran."""
+    line = failed(
+        start(
+            "good",
+            *("--profile", "ep8", "--accept-lossy", "--max-model-len", "256", "--tensor-parallel-size", "1"),
+            environment={"VLLM_PORT": "tcp://10.0.0.7:8000"},
+        ),
+        code=1,
+    )
+    assert line.startswith("--profile ep8: runs on AMD GPUs, and there is no /dev/kfd here (and ")
+    assert "more checks failed)" in line
+    record = read_journal(state_dir).supervisor
+    assert record is not None
+    assert record.engine_pid is None
+    assert [change.phase for change in record.phases] == [Phase.PREFLIGHT, Phase.FAILED]
+
+
+def test_a_port_that_kubernetes_set(start: Starter) -> None:
+    """vLLM would end with a traceback; here it is a line that says what to do in the pod."""
+    line = failed(start(environment={"VLLM_PORT": "tcp://10.0.0.7:8000"}), code=1)
+    assert "VLLM_PORT='tcp://10.0.0.7:8000'" in line
+    assert "enableServiceLinks: false" in line
+
+
+def test_a_warning_does_not_hinder_a_start(start: Starter) -> None:
+    """It is told in one line, and the start goes on."""
+    running = start(environment={"VLLM_ENGINE_CORE_INIT_TIMEOUT": "7200", "TOKENIZERS_PARALLELISM": "true"})
+    running.wait_for(Phase.READY)
+    code, _, err = running.stop()
+    assert code == 0
+    told = [line for line in err.splitlines() if line.startswith("kimi-k3: preflight: warn ")]
+    assert [line.split(":")[2] for line in told] == [
+        " warn environment-without-effect",
+        " warn environment-replaced",
+    ]
+
+
 def test_a_state_directory_that_cannot_be(start: Starter, tmp_path: Path) -> None:
     """Below a regular file nothing can be created, not even by root."""
     (tmp_path / "state").write_text("a file")

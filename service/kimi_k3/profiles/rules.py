@@ -119,6 +119,14 @@ REFUSED_VARIABLES = {
 }
 """Environment variables that no profile may set, and why."""
 
+OF_ONE_START = frozenset(
+    name for name, why in REFUSED_VARIABLES.items() if why in (_ONE_CLUSTER, _ONE_START, _SECRET)
+)
+"""Those of them that belong into the environment of a start."""
+
+SITUV2_PAIR = ("AITER_SITUV2_A8W4", "VLLM_ROCM_USE_AITER_MOE_SITUV2_A8W4")
+"""Set alike or not at all: AITER reads the one, older vLLM the other (vllm-project/recipes#859)."""
+
 WITHOUT_OTHER_EXPERTS = "--enable-ep-weight-filter"
 READ_AHEAD = "--safetensors-load-strategy"
 SITUV2 = "VLLM_ROCM_USE_AITER_MOE_SITUV2"

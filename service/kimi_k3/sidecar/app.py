@@ -19,12 +19,12 @@ from fastapi import FastAPI, Request, Response
 from fastapi.concurrency import run_in_threadpool
 
 from kimi_k3 import __version__
+from kimi_k3.host import CGROUP, PROC, read_cgroup_memory, read_host_memory
 from kimi_k3.journal.reader import Journal, read_journal
 from kimi_k3.journal.writer import now as utc_now
 from kimi_k3.sidecar.collector import exposition, make_registry
 from kimi_k3.sidecar.conversion import Conversion, conversion_view
 from kimi_k3.sidecar.description import ALWAYS, METRICS, READINESS, STARTUP, describe
-from kimi_k3.sidecar.host import CGROUP, PROC, read_cgroup_memory, read_host_memory
 from kimi_k3.sidecar.memory import Memory, memory_view
 from kimi_k3.sidecar.probe import EngineProbe
 from kimi_k3.sidecar.problems import install_problems

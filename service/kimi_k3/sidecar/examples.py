@@ -6,6 +6,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+from kimi_k3.host import CgroupMemory, HostMemory
 from kimi_k3.journal.models import (
     Canary,
     CheckpointSummary,
@@ -17,7 +18,6 @@ from kimi_k3.journal.models import (
     SupervisorRecord,
 )
 from kimi_k3.journal.reader import Journal
-from kimi_k3.sidecar.host import CgroupMemory, HostMemory
 from kimi_k3.sidecar.view import EngineHealth, EngineOutcome
 from kimi_k3.words.phases import Phase
 from kimi_k3.words.weights import ConsentSource, Projection, Requantisation, ScaleRule, Weights

@@ -7,9 +7,9 @@ from datetime import datetime
 
 from pydantic import Field
 
+from kimi_k3.host import CgroupMemory, HostMemory
 from kimi_k3.journal.models import MemoryReading, RankRecord
 from kimi_k3.journal.reader import Journal
-from kimi_k3.sidecar.host import CgroupMemory, HostMemory
 from kimi_k3.sidecar.view import View
 from kimi_k3.words.weights import Projection
 

@@ -10,12 +10,12 @@ from datetime import datetime
 from itertools import pairwise
 
 from kimi_k3 import __version__
+from kimi_k3.host import CgroupMemory, HostMemory
 from kimi_k3.journal.models import RankRecord, SupervisorRecord
 from kimi_k3.journal.reader import Journal
 from kimi_k3.sidecar import metrics as m
 from kimi_k3.sidecar.arithmetic import seconds_between
 from kimi_k3.sidecar.conversion import conversion_view, served_lossy
-from kimi_k3.sidecar.host import CgroupMemory, HostMemory
 from kimi_k3.sidecar.readiness import journal_reasons
 from kimi_k3.sidecar.startup import conversions_done
 from kimi_k3.sidecar.view import EngineHealth

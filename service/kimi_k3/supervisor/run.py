@@ -64,8 +64,8 @@ def supervise(
     with received_signals() as signals:
         try:
             recorder.enter(Phase.PREFLIGHT)
-            for check in start.checks:
-                check()
+            if not _checked(start, recorder, signals):
+                return _stopped_early(recorder, signals[0], report=report)
             with _socket_directory(start.socket_dir):
                 return _run_engine(start, recorder, signals, report=report, forward=forward)
         except OperatorError as error:
@@ -82,6 +82,38 @@ def supervise(
 def _end_failed(recorder: Recorder, error: OperatorError) -> None:
     explanation = error.explanation if isinstance(error, EngineFailure) else None
     recorder.end(Phase.FAILED, error.exit_code, str(error), explanation=explanation)
+
+
+def _checked(start: Start, recorder: Recorder, signals: list[signal.Signals]) -> bool:
+    """Whether all checks passed before a signal came.
+
+    Raises:
+        OperatorError: this machine cannot run the start.
+    """
+
+    def pause(seconds: float) -> bool:
+        deadline = time.monotonic() + seconds
+        while not signals and (left := deadline - time.monotonic()) > 0:
+            recorder.beat()
+            time.sleep(min(left, TICK_SECONDS))
+        return not signals
+
+    for check in start.checks:
+        try:
+            check(pause)
+        except OperatorError:
+            # What was still wrong when somebody ended the wait is not why the start ends.
+            if not signals:
+                raise
+    return not signals
+
+
+def _stopped_early(recorder: Recorder, number: signal.Signals, *, report: Callable[[str], None]) -> int:
+    report(f"{number.name} during {recorder.phase} after {recorder.seconds():.0f} s")
+    code = 128 + number
+    recorder.end(Phase.STOPPED, code, f"{number.name} during the start")
+    report("stopped")
+    return code
 
 
 @contextlib.contextmanager

@@ -8,7 +8,8 @@ import os
 import secrets
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TextIO
@@ -24,17 +25,18 @@ from kimi_k3.plan.launch import (
     as_script,
     build_launch,
     child_environment,
-    overridden,
     socket_dir,
 )
 from kimi_k3.plan.options import Options, decide
 from kimi_k3.plan.secret import read_api_key
 from kimi_k3.plan.startable import require_startable
+from kimi_k3.preflight.checks import of_start, subject_of
 from kimi_k3.preflight.cores import check_cores
-from kimi_k3.preflight.device import check_device
-from kimi_k3.preflight.engine import check_plugin_allowed, check_plugin_visible, check_vllm_installed
-from kimi_k3.preflight.network import check_port_free
+from kimi_k3.preflight.finding import State
+from kimi_k3.preflight.gpus import WAIT_SECONDS, wait_seconds
+from kimi_k3.preflight.machine import Machine
 from kimi_k3.preflight.state import check_state_dir
+from kimi_k3.preflight.subject import Subject
 from kimi_k3.profiles.load import load_profile
 from kimi_k3.profiles.schema import Device
 from kimi_k3.supervisor.leftovers import clear_leftovers
@@ -56,6 +58,7 @@ def serve(
     state_dir: Path | None,
     api_key_file: Path | None,
     dry_run: bool,
+    wait_vram: float | None = None,
     engine_command: Sequence[str] = ENGINE_COMMAND,
 ) -> int:
     """Check, start and supervise; with ``dry_run`` only print what would be started.
@@ -70,6 +73,7 @@ def serve(
     """
     profile = load_profile(profile_name)
     require_startable(profile)
+    wait = wait_seconds(wait_vram, profile, default=WAIT_SECONDS)
     api_key = read_api_key(api_key_file, os.environ)
     start_id = f"{now():%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}"
     deployment = decide(
@@ -95,8 +99,8 @@ def serve(
     report = _Outlet(sys.stderr, prefix="kimi-k3: ", secret=api_key)
     with hold_lock(deployment.state_dir):
         clear_leftovers(deployment.state_dir, report=report)
-        for line in overridden(launch, os.environ):
-            report(line)
+        machine = Machine()
+        subject = subject_of(deployment, launch, checkpoint, machine=machine, wait_vram=wait)
         start = Start(
             record=first_record(deployment, launch, checkpoint),
             state_dir=deployment.state_dir,
@@ -105,7 +109,7 @@ def serve(
             api_key=api_key,
             start_timeout=deployment.start_timeout,
             drain_timeout=deployment.drain_timeout,
-            checks=_checks(deployment, os.environ),
+            checks=(partial(check_machine, machine, subject, report),),
         )
         return supervise(start, report=report, forward=_Outlet(sys.stdout))
 
@@ -149,14 +153,36 @@ def engine_url(host: str, port: int) -> str:
     return f"http://[{reachable}]:{port}" if ":" in reachable else f"http://{reachable}:{port}"
 
 
-def _checks(deployment: Deployment, environment: Mapping[str, str]) -> tuple[Callable[[], None], ...]:
-    return (
-        partial(check_device, deployment.profile),
-        check_vllm_installed,
-        check_plugin_visible,
-        partial(check_plugin_allowed, environment),
-        partial(check_port_free, deployment.host, deployment.port),
-    )
+def check_machine(
+    machine: Machine, subject: Subject, report: Callable[[str], None], pause: Callable[[float], bool]
+) -> None:
+    """The whole preflight but the probe: warnings are told, and the first failure is raised.
+
+    Args:
+        machine: that is checked.
+        subject: the start.
+        report: gets a line for each warning, and one before a wait.
+        pause: sleeps some seconds and says whether to go on waiting.
+
+    Raises:
+        OperatorError: a check failed; says how many others did.
+    """
+    told = False
+
+    def patiently(seconds: float) -> bool:
+        nonlocal told
+        if not told:
+            report(f"preflight: GPU memory is in use, waiting up to {subject.wait_vram:.0f} s for it")
+            told = True
+        return pause(seconds)
+
+    findings = tuple(of_start(replace(machine, pause=patiently), subject))
+    for finding in findings:
+        if finding.state in (State.WARN, State.UNKNOWN):
+            report(f"preflight: {finding}")
+    failures = [finding for finding in findings if finding.state is State.FAIL]
+    if failures:
+        raise failures[0].refusal(len(failures) - 1)
 
 
 class _Outlet:

@@ -15,7 +15,8 @@ class Start:
     """Everything that one start is made of.
 
     ``environment`` is vLLM's whole environment; it holds ``api_key`` and is never written anywhere.
-    ``checks`` raise an :class:`OperatorError` when this machine cannot run the start.
+    ``checks`` raise an :class:`OperatorError` when this machine cannot run the start. One that has to wait
+    calls what it is given: that sleeps some seconds and says whether to go on.
     """
 
     record: SupervisorRecord
@@ -25,4 +26,4 @@ class Start:
     api_key: str | None = field(repr=False)
     start_timeout: float
     drain_timeout: float
-    checks: Sequence[Callable[[], None]]
+    checks: Sequence[Callable[[Callable[[float], bool]], None]]

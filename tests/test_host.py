@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from kimi_k3.sidecar.host import read_cgroup_memory, read_host_memory
+from kimi_k3.host import read_cgroup_memory, read_host_memory
 
 MEMINFO = """MemTotal:       2113536000 kB
 MemFree:          1000000 kB

@@ -1,21 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """Memory as the kernel sees it: ``/proc/meminfo`` and the process's own control group.
 
-The control group is the sidecar's. It is the engine's too when both run in one container, which is
-where a load that fills shared memory gets killed although no process looks large. A container sees
-its own group at the root of the mount, a process on the host by its path; so every level from the
-path up to the root is looked at, and the one with the tightest limit is told.
+The control group is that of the process that asks. Where sidecar and engine run in one container it is the
+group of both, and that is where a load that fills shared memory gets killed although no process looks large.
+A container sees its own group at the root of the mount, a process on the host by its path; so every level
+from the path up to the root is looked at, and the one with the tightest limit is told.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field
-
-from kimi_k3.sidecar.view import View
+from pydantic import BaseModel, ConfigDict, Field
 
 PROC = Path("/proc")
 CGROUP = Path("/sys/fs/cgroup")
@@ -25,7 +24,11 @@ _MAX = 2**63
 _V1_UNLIMITED = 2**60
 
 
-class HostMemory(View):
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class HostMemory(_Model):
     """Memory of the whole machine, from ``/proc/meminfo``, in bytes."""
 
     total_bytes: int | None
@@ -33,8 +36,8 @@ class HostMemory(View):
     shmem_bytes: int | None = Field(description="Shared memory, /dev/shm and tmpfs included.")
 
 
-class CgroupMemory(View):
-    """Memory of the sidecar's control group, in bytes."""
+class CgroupMemory(_Model):
+    """Memory of the asking process's control group, in bytes."""
 
     version: Literal[1, 2]
     path: str = Field(description="The group that sets the tightest limit, below the cgroup mount.")
@@ -44,6 +47,33 @@ class CgroupMemory(View):
     peak_bytes: int | None = Field(description="The most that was ever in use.")
     shmem_bytes: int | None = Field(description="Shared memory, which counts towards the limit.")
     oom_kills: int | None = Field(description="Processes that the kernel killed for memory.")
+
+
+@dataclass(frozen=True)
+class CgroupUse:
+    """What a control group's memory is used for, in bytes; ``None`` is what the kernel does not tell.
+
+    Attributes:
+        anon: of processes; only ending them frees it.
+        file: page cache, which the kernel gives back under pressure; without shared memory.
+        shmem: shared memory, which stays until its files are removed.
+    """
+
+    anon: int | None
+    file: int | None
+    shmem: int | None
+
+
+def read_cgroup_use(memory: CgroupMemory, cgroup: Path = CGROUP) -> CgroupUse:
+    """What the group that :func:`read_cgroup_memory` found is used for."""
+    v1 = memory.version == 1
+    stat = _table((cgroup / "memory" if v1 else cgroup) / memory.path.lstrip("/") / "memory.stat")
+    anon, file = (
+        (stat.get("total_rss"), stat.get("total_cache")) if v1 else (stat.get("anon"), stat.get("file"))
+    )
+    shmem = memory.shmem_bytes
+    # Both versions count shared memory as page cache, too.
+    return CgroupUse(anon=anon, file=None if file is None else max(0, file - (shmem or 0)), shmem=shmem)
 
 
 def read_host_memory(proc: Path = PROC) -> HostMemory:

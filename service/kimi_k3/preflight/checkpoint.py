@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The checkpoint is whole, the consent is there, and the start fits: what other rooms found, as findings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from kimi_k3.checkpoint import Checkpoint
+from kimi_k3.errors import ExitCode, OperatorError
+from kimi_k3.plan.consent import require_consent
+from kimi_k3.plan.launch import Deployment
+from kimi_k3.plan.report import Plan
+from kimi_k3.preflight.finding import Finding, failed, of_error, passed, warned
+from kimi_k3.preflight.memory import sized
+
+CHECKPOINT, CONSENT, PLAN = "checkpoint", "consent", "plan"
+
+
+def check_checkpoint(found: Checkpoint | OperatorError) -> Iterator[Finding]:
+    """Everything the inspection found wrong, or one pass."""
+    if isinstance(found, OperatorError):
+        yield of_error(CHECKPOINT, found)
+        return
+    for problem in found.problems:
+        if problem.fatal:
+            yield failed(CHECKPOINT, problem.what, problem.remedy, ExitCode.BAD_CHECKPOINT)
+        else:
+            yield warned(CHECKPOINT, problem.what, problem.remedy)
+    if not found.problems and found.total_bytes is not None:
+        size = f"{sized(found.total_bytes)} ({found.total_bytes:,} bytes)"
+        yield passed(
+            CHECKPOINT, f"{found.path}: {len(found.shards)} shards, {found.tensor_count:,} tensors, {size}"
+        )
+
+
+def check_consent(deployment: Deployment) -> Finding:
+    """Lossy weights have somebody's consent."""
+    if deployment.consent is not None:
+        return passed(CONSENT, f"weights {deployment.weights} are lossy; consent by {deployment.consent}")
+    try:
+        require_consent(deployment.requantisation, flag=False, environment=False)
+    except OperatorError as error:
+        return of_error(CONSENT, error)
+    return passed(CONSENT, f"weights {deployment.weights} are lossless, none is needed")
+
+
+def check_plan(plan: Plan) -> Iterator[Finding]:
+    """The planner's reasons, which are partly estimates: never more than a warning."""
+    for reason in plan.reasons:
+        yield warned(PLAN, reason, "see kimi-k3 plan for the figures and what can be changed")
+    if plan.fits:
+        where = f"each of {plan.ranks} ranks" if plan.ranks > 1 else "the one rank"
+        yield passed(PLAN, f"weights, cache and a step fit into {where} of profile {plan.profile}")

