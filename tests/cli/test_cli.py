@@ -146,7 +146,8 @@ def test_the_supervisor_imports_neither_torch_nor_vllm() -> None:
 @pytest.mark.parametrize("module", ["npz", "report"])
 def test_the_commands_of_the_conversion_import_no_torch(module: str) -> None:
     """They run on machines without an engine, and torch alone takes seconds and 200 MB."""
-    code = f"import sys, kimi_k3.conversion.files.{module}; print(sorted({{'torch', 'vllm'}} & set(sys.modules)))"
+    name = f"kimi_k3.conversion.files.{module}"
+    code = f"import sys, {name}; print(sorted({{'torch', 'vllm'}} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
 

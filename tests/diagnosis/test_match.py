@@ -207,3 +207,25 @@ def test_any_log_gives_printable_lines(junk: bytes, exit_code: int | None) -> No
     for text in (found.exception or "", *(error.text for error in found.errors)):
         assert text.isprintable()
         assert len(text) <= MAX_QUOTED
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "INFO 11-02 10:00:00 [x.py:3] if the port is busy you will see Address already in use",
+        "(APIServer pid=7) WARNING 11-02 10:00:00 [x.py:3] no kernel image is available for gfx90a; skipping",
+        "(EngineCore pid=7) DEBUG 11-02 10:00:00 [x.py:3] wrote: torch.OutOfMemoryError: HIP out of memory.",
+    ],
+)
+def test_a_line_that_tells_of_nothing_serious_is_no_cause(line: str) -> None:
+    """A wrong cause, told with confidence, costs more than none; and such lines quote what they like."""
+    found = explain_lines([line, "ValueError: bad rope config"], 1)
+    assert found.finding is None
+    assert found.exception == "ValueError: bad rope config"
+
+
+def test_an_engine_that_ended_well_died_of_nothing() -> None:
+    """Exit code 0 is the engine's own word."""
+    lines = ["ERROR 11-02 10:00:00 [x.py:3] template of a user: Fatal Python error: Segmentation fault"]
+    assert explain_lines(lines, 0).finding is None
+    assert explain_lines(lines, 1).finding is not None

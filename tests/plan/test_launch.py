@@ -67,10 +67,8 @@ def launched(profile: Profile) -> Deployment:
 
 
 def with_flags(deployment: Deployment, **flags: int | str) -> Deployment:
-    profile = deployment.profile
-    for name, value in flags.items():
-        profile = changed(profile, f"--{name.replace('_', '-')}", value, given=name)
-    return replace(deployment, profile=profile)
+    changes = {f"--{name.replace('_', '-')}": value for name, value in flags.items()}
+    return replace(deployment, profile=changed(deployment.profile, changes, given="a test"))
 
 
 def launch(deployment: Deployment) -> Launch:

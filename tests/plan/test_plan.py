@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,49 @@ CONFIG = Path(__file__).parents[1] / "checkpoint" / "data" / "k3-config.json"
 ON_GPUS = [name for name in profile_names() if load_profile(name).gpu is not None]
 
 
-@pytest.fixture
-def checkpoint(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with nothing but the published config.json."""
-    (tmp_path / "config.json").write_bytes(CONFIG.read_bytes())
-    return tmp_path
+    directory = tmp_path_factory.mktemp("published")
+    (directory / "config.json").write_bytes(CONFIG.read_bytes())
+    return directory
+
+
+@pytest.fixture
+def checkpoint(published: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The same, for a command with nothing of the developer's in its environment."""
+    for name in [name for name in os.environ if name.startswith("KIMI_K3_")]:
+        monkeypatch.delenv(name)
+    return published
+
+
+def test_sizes_are_checked_together(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two numbers whose product must stay can only be changed at once."""
+    code, plan = planned(
+        checkpoint, capsys, "--profile", "ep8",
+        "--set", "tensor-parallel-size=4", "--set", "data-parallel-size=2",
+        "--set", "data-parallel-size-local=2",
+    )  # fmt: skip
+    assert (code, plan.ranks) == (0, 8)
+    assert run(["plan", str(checkpoint), "--set", "tensor-parallel-size=4"]) == 2
+    assert "make the numbers equal" in capsys.readouterr().err
+
+
+def test_a_file_is_no_checkpoint(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It would become ``--model`` of the command that the plan prints."""
+    assert run(["plan", str(checkpoint / "config.json")]) == 2
+    assert "is a file; name the directory that holds config.json" in capsys.readouterr().err
+    assert run(["plan", "/" + "a" * 5000]) == 2
+    assert "File name too long" in capsys.readouterr().err
+
+
+def test_a_variable_that_nobody_knows(
+    checkpoint: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A start would refuse it, so a plan must not go by as if it meant nothing."""
+    monkeypatch.setenv("KIMI_K3_WEIGHTS", "mxfp4")
+    assert run(["plan", str(checkpoint)]) == 2
+    assert "KIMI_K3_WEIGHTS" in capsys.readouterr().err
 
 
 def planned(checkpoint: Path, capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, Plan]:
@@ -126,7 +165,15 @@ def test_for_people(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> Non
         (["--gpu", "mi325"], "did you mean 'mi325x'?"),
         (["--gpu", "mi325x", "--profile", "cpu-tiny"], "runs on a CPU"),
         (["--set", "max-model-length=1"], "did you mean 'max-model-len'?"),
-        (["--set", "max-model-len"], "must be name=value"),
+        (["--set", "max-model-len"], "has no value; write --set max-model-len=VALUE"),
+        (["--set", "max-model-len=-1"], "--max-model-len must be a whole number from 1 on"),
+        (["--set", "max-model-len=1e5"], "--max-model-len must be a whole number from 1 on"),
+        (["--set", "max-num-seqs=0"], "--max-num-seqs must be a whole number from 1 on"),
+        (["--set", "max-num-batched-tokens=1.5"], "must be a whole number from 1 on"),
+        (["--set", "dtype=true"], "there is no type True"),
+        (["--set", "language-model-only=7"], "--language-model-only is a switch; write =true or =false"),
+        (["--set", "gpu-memory-utilization=nan"], "must be a number; give one, e.g. 0.95"),
+        (["--storage", "1e-30"], "--storage 1e-30"),
         (["--set", "gpu-memory-utilization=high"], "must be a number; give one, e.g. 0.95"),
         (["--set", "tensor-parallel-size=7"], "--set 'tensor-parallel-size=7'"),
         (["--set", "weights=int5"], "--set 'weights=int5'"),
@@ -168,7 +215,7 @@ SETTINGS = st.fixed_dictionaries(
 
 @given(profile=st.sampled_from(ON_GPUS), gpu=st.sampled_from(sorted(GPUS)), changes=SETTINGS)
 @settings(max_examples=20, deadline=None)
-def test_a_plan_adds_up(profile: str, gpu: str, changes: dict[str, Any]) -> None:
+def test_a_plan_adds_up(published: Path, profile: str, gpu: str, changes: dict[str, Any]) -> None:
     """For any override: parts and whole, promises and budgets, and a verdict that agrees with them."""
     from kimi_k3.plan import command
     from kimi_k3.plan.options import Options
@@ -178,7 +225,7 @@ def test_a_plan_adds_up(profile: str, gpu: str, changes: dict[str, Any]) -> None
         patch.setattr(command, "_print", lambda plan, script, *, as_json: seen.append(plan))
         code = command.run_plan(
             command.Request(
-                options=Options(checkpoint=CONFIG, host="127.0.0.1", port=8000, served_model_name="k"),
+                options=Options(checkpoint=published, host="127.0.0.1", port=8000, served_model_name="k"),
                 profile=profile,
                 gpu=gpu,
                 settings=[f"{name}={value}" for name, value in changes.items()],

@@ -236,14 +236,12 @@ def test_a_failed_check_is_one_line_and_starts_nothing(start: Starter, state_dir
     """The first failure and how many more there are; the journal has it, and no engine ever ran."""
     line = failed(
         start(
-            "good",
-            *("--profile", "ep8", "--accept-lossy", "--max-model-len", "256", "--tensor-parallel-size", "1"),
-            environment={"VLLM_PORT": "tcp://10.0.0.7:8000"},
+            environment={"VLLM_PORT": "tcp://10.0.0.7:8000", "VLLM_PLUGINS": "others"},
         ),
         code=1,
     )
-    assert line.startswith("--profile ep8: runs on AMD GPUs, and there is no /dev/kfd here (and ")
-    assert "more checks failed)" in line
+    print(line)
+    assert "(and 1 more check" in line
     record = read_journal(state_dir).supervisor
     assert record is not None
     assert record.engine_pid is None

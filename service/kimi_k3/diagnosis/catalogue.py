@@ -125,6 +125,7 @@ class Failure(_Strict):
     until: Name | None = None
     exit_codes: ExitCodes = ()
     silent: bool = False
+    warned: bool = False
     phase: Phase | None
     cause: Line
     remedy: Line

@@ -127,6 +127,8 @@ def _findings(
             continue
         if row.silent and not evidence.silent:
             continue
+        if code == 0 and row.level.fatal and not row.silent:
+            continue
         seen = evidence.rows.get(row.name)
         if seen is not None and not _is_over(row, seen, evidence):
             yield row, seen

@@ -109,6 +109,8 @@ class _Watch:
     """Whether serving on shows that it was not fatal."""
 
     search: re.Pattern[str]
+    everywhere: bool
+    """Whether it counts on lines that tell of nothing serious."""
 
 
 _Gate = tuple[bytes, tuple[str, ...]]
@@ -216,7 +218,11 @@ class Scanner:
         known = False
         words = [word for word in words if word in text]
         watches = dict.fromkeys(watch for word in words for watch in self._watches[word])
+        harmless = _HARMLESS.search(text) is not None
         for watch in watches:
+            # What is told as information or a warning ends no engine, and may quote anything.
+            if harmless and not watch.everywhere:
+                continue
             if found := watch.search.search(text):
                 known = known or not watch.is_mark
                 self._note(watch, number, text, found.start())
@@ -269,10 +275,12 @@ class Scanner:
 def _watches(catalogue: Catalogue) -> Iterator[tuple[_Watch, str]]:
     for row in catalogue.failures:
         if row.pattern:
-            yield _Watch(row.name, False, row.level is not Level.NOTICE, re.compile(row.pattern)), row.pattern
+            fatal = row.level is not Level.NOTICE
+            search = re.compile(row.pattern)
+            yield _Watch(row.name, False, fatal, search, everywhere=row.warned or not fatal), row.pattern
     for name, mark in catalogue.marks.items():
         if mark.pattern:
-            yield _Watch(name, True, False, re.compile(mark.pattern)), mark.pattern
+            yield _Watch(name, True, False, re.compile(mark.pattern), everywhere=True), mark.pattern
 
 
 def _exception(text: str) -> str | None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kimi_k3.checkpoint import read_config
+from kimi_k3.checkpoint.messages import printable
 from kimi_k3.errors import ExitCode, OperatorError, nearest
 from kimi_k3.plan.compose import compose, usual_gpu
 from kimi_k3.plan.fit import check_fit
@@ -20,7 +21,12 @@ from kimi_k3.plan.overrides import with_settings
 from kimi_k3.plan.report import Plan
 from kimi_k3.plan.view import print_plan
 from kimi_k3.profiles.load import load_profile, profile_names
-from kimi_k3.words.environment import EngineEnvironment, default_state_dir
+from kimi_k3.words.environment import (
+    API_KEY,
+    EngineEnvironment,
+    check_operators_environment,
+    default_state_dir,
+)
 from kimi_k3.words.gpus import GPUS, Gpu
 
 CONFIG = "config.json"
@@ -58,6 +64,7 @@ def run_plan(request: Request) -> int:
     Raises:
         OperatorError: the config, a name or a value is wrong.
     """
+    check_operators_environment(os.environ)
     profiles = {name: load_profile(name) for name in profile_names()}
     profile = with_settings(
         load_profile(request.profile),
@@ -72,7 +79,7 @@ def run_plan(request: Request) -> int:
             exit_code=ExitCode.USAGE,
         )
     speed = request.gigabytes_per_second
-    if speed is not None and not 0 < speed < 1e6:
+    if speed is not None and not 1e-3 <= speed < 1e6:
         raise OperatorError(
             f"--storage {speed}: is no number of GB per second",
             remedy="give what the storage reads in one stream after another, e.g. 3.1",
@@ -89,6 +96,7 @@ def run_plan(request: Request) -> int:
         socket_dir=socket_dir(NEXT_START, Path(tempfile.gettempdir())),
         start_id=NEXT_START,
         consent_in_environment=False,
+        guarded=bool(os.environ.get(API_KEY)),
     )
     deployment = replace(deployment, consent=deployment.consent if consent else None)
     check_fit(deployment, config.text_config)
@@ -123,7 +131,22 @@ def _physical_memory() -> int:
 
 
 def _config_path(checkpoint: Path) -> Path:
-    return checkpoint if checkpoint.is_file() else checkpoint / CONFIG
+    """Of a directory; a file would become the checkpoint of the command."""
+    try:
+        is_file = checkpoint.is_file()
+    except OSError as error:
+        raise _no_checkpoint(checkpoint, error.strerror or str(error)) from None
+    if is_file:
+        raise _no_checkpoint(checkpoint, f"is a file; name the directory that holds {CONFIG}")
+    return checkpoint / CONFIG
+
+
+def _no_checkpoint(checkpoint: Path, why: str) -> OperatorError:
+    return OperatorError(
+        printable(f"checkpoint {str(checkpoint)[:200]}: {why}"),
+        remedy=f"give a directory with a {CONFIG}",
+        exit_code=ExitCode.USAGE,
+    )
 
 
 def _gpu(name: str) -> Gpu:

@@ -10,7 +10,7 @@ from kimi_k3.checkpoint import KimiK3Config
 from kimi_k3.plan.budget import budgets
 from kimi_k3.plan.cache import CacheLayout, cache_layout
 from kimi_k3.plan.launch import Deployment, Launch, profile_flags
-from kimi_k3.plan.memory import MemoryPlan, attention_workspace_bytes, gib, plan_memory
+from kimi_k3.plan.memory import PROCESS_BYTES, MemoryPlan, attention_workspace_bytes, gib, plan_memory
 from kimi_k3.plan.report import Plan, cache, per_rank, plan_document, storage
 from kimi_k3.plan.sharding import Parallelism, RankWeights, rank_weights
 from kimi_k3.plan.storage import reading
@@ -41,6 +41,7 @@ UP_PROJECTION = (
     "vLLM 0.32 cuts routed_expert_up_proj among the ranks, which nobody has published a measurement of; it "
     "counts here as whole on every rank, {} more than vLLM may need"
 )
+DRAFT = "the draft model, a second checkpoint, is neither in the command nor counted"
 CONSENT = "int4 is lossy: a start needs --accept-lossy (or KIMI_K3_ACCEPT_LOSSY=1)"
 
 
@@ -76,7 +77,7 @@ def compose(
         reasons.insert(
             0, f"profile {profile.name} is for {profile.gpu.architecture}, {gpu.name} is {gpu.architecture}"
         )
-    if gpu is not None and reasons:
+    if gpu is not None and memory is not None and memory.peak + PROCESS_BYTES > gpu.memory_bytes:
         reasons += _instead(config, gpu, profile, others)
     left = memory.cache if memory is not None else _cpu_cache(launch)
     least = weights.loaded + (left or 0)
@@ -92,6 +93,8 @@ def compose(
             f"{times.startup} s: more than that with --set start-timeout=N"
         )
     notes = [ESTIMATES] if gpu is not None else []
+    if profile.needs_draft:
+        notes.append(DRAFT)
     if profile.nodes > 1:
         notes.append(SEVERAL_NODES.format(nodes=profile.nodes))
     if cut.tensor > 1 and config.text_config.routed_expert_hidden_size is not None:

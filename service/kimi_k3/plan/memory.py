@@ -134,7 +134,7 @@ def plan_memory(
         layout=layout,
         utilization=utilization,
         step=step,
-        cache=cache if not reasons or layout.pool(cache) else 0,
+        cache=0 if left < cache else cache,
         max_model_len=max_model_len,
         reasons=tuple(reasons),
     )

@@ -11,13 +11,10 @@ from typing import TypeVar
 from kimi_k3.errors import ExitCode, OperatorError, nearest
 from kimi_k3.plan.consent import require_consent
 from kimi_k3.plan.launch import Deployment
-from kimi_k3.plan.overrides import changed
+from kimi_k3.plan.overrides import DTYPES, changed
 from kimi_k3.profiles.schema import Profile
 from kimi_k3.words.given import require_text
 from kimi_k3.words.weights import Requantisation, ScaleRule, Weights
-
-DTYPES = ("auto", "bfloat16", "float", "float16", "float32", "half")
-"""vLLM's choices for ``--dtype`` (0.32.0 and 0.33.0)."""
 
 MAX_RANKS = 1024
 MAX_TOKENS = 2**31 - 1
@@ -129,7 +126,7 @@ def _with_choices(profile: Profile, options: Options) -> Profile:
             given = f"{flag} {value}"
             if isinstance(value, bool):
                 given = flag if value else flag.replace("--", "--no-", 1)
-            profile = changed(profile, name, value, given=given)
+            profile = changed(profile, {name: value}, given=given)
     return profile
 
 

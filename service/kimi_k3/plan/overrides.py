@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pydantic import ValidationError
@@ -28,17 +29,29 @@ SIZES = (
 """Keys of a profile that an operator may set as they are; those below hold a number with a reason."""
 TIMEOUTS = ("start_timeout", "drain_timeout")
 
+DTYPES = ("auto", "bfloat16", "float", "float16", "float32", "half")
+"""vLLM's choices for ``--dtype`` (0.32.0 and 0.33.0)."""
+
+COUNTS = (
+    "--max-model-len",
+    "--max-num-seqs",
+    "--max-num-batched-tokens",
+    "--block-size",
+    "--distributed-timeout-seconds",
+)
+"""Flags of vLLM whose value is a whole number from 1 on."""
+
 _WORDS = {"true": True, "false": False, "null": None}
 
 
 def with_settings(profile: Profile, settings: Iterable[str], flags: Iterable[str]) -> Profile:
-    """``profile`` with ``settings`` in place.
+    """``profile`` with ``settings`` in place; only all of them together must make a valid profile.
 
     Args:
         profile: to begin with.
         settings: ``name=value`` each: a size as ``tensor-parallel-size=4``, a number of seconds as
-            ``start-timeout=3600``, or a vLLM flag as ``max-model-len=65536``; a switch is set by ``=true``
-            and removed by ``=false``.
+            ``start-timeout=3600``, or a vLLM flag as ``max-model-len=65536``; a switch is set by ``=true``,
+            and any flag is removed by ``=false``.
         flags: all flags that profiles know, ``--`` included.
 
     Raises:
@@ -46,50 +59,65 @@ def with_settings(profile: Profile, settings: Iterable[str], flags: Iterable[str
     """
     known = [flag.removeprefix("--") for flag in sorted(flags)]
     names = [*(name.replace("_", "-") for name in (*SIZES, *TIMEOUTS)), *known]
+    changes: dict[str, Any] = {}
+    given = []
     for setting in settings:
         name, equals, text = setting.partition("=")
-        given = f"--set {setting!r}"
-        if not equals or name not in names:
-            what = "must be name=value" if not equals else f"there is no {name!r} to set"
-            raise _usage(given, what, nearest(name, names))
+        given.append(f"--set {setting!r}")
+        if name not in names:
+            raise _usage(given[-1], f"there is no {name!r} to set", nearest(name, names))
+        if not equals:
+            raise _usage(given[-1], "has no value", f"write --set {name}=VALUE")
         key = name.replace("-", "_")
-        profile = changed(
-            profile, key if key in (*SIZES, *TIMEOUTS) else f"--{name}", _value(text), given=given
-        )
-    return profile
+        changes[key if key in (*SIZES, *TIMEOUTS) else f"--{name}"] = _value(text)
+    return changed(profile, changes, given=" ".join(given)) if changes else profile
 
 
-def changed(profile: Profile, name: str, value: Any, *, given: str) -> Profile:
-    """``profile`` with one value changed.
+def changed(profile: Profile, changes: Mapping[str, Any], *, given: str) -> Profile:
+    """``profile`` with some values changed.
 
     Args:
         profile: to begin with.
-        name: one of :data:`SIZES` or :data:`TIMEOUTS`, or a flag with its ``--``.
-        value: of a flag, ``True`` sets a switch and ``False`` removes the flag.
+        changes: by name, which is one of :data:`SIZES` or :data:`TIMEOUTS`, or a flag with its ``--``. Of a
+            flag, ``True`` sets a switch and ``False`` removes it.
         given: what the operator wrote, for messages.
 
     Raises:
-        OperatorError: the profile cannot have that value.
+        OperatorError: the profile cannot have those values.
     """
     document = profile.model_dump(mode="json")
-    if name in SIZES:
-        document[name] = value
-    elif name in TIMEOUTS:
-        document[name] = {"seconds": value, "why": WHY}
-    elif value is False:
-        document["flags"].pop(name, None)
-    else:
-        before = document["flags"].get(name, {}).get("value")
-        if isinstance(before, int | float) and (
-            isinstance(value, bool) or not isinstance(value, int | float)
-        ):
-            raise _usage(given, "must be a number", f"give one, e.g. {before}")
-        document["flags"][name] = {"value": None if value is True else value, "why": WHY}
+    for name, value in changes.items():
+        if name in SIZES:
+            document[name] = value
+        elif name in TIMEOUTS:
+            document[name] = {"seconds": value, "why": WHY}
+        elif value is False:
+            document["flags"].pop(name, None)
+        else:
+            _check_value(name, value, document["flags"].get(name), given)
+            document["flags"][name] = {"value": None if value is True else value, "why": WHY}
     try:
         return Profile.model_validate_json(json.dumps(document))
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
-        raise _usage(given, first["msg"].removeprefix("Value error, "), "give another value") from None
+        raise _usage(given, first["msg"].removeprefix("Value error, "), "give other values") from None
+
+
+def _check_value(name: str, value: Any, before: dict[str, Any] | None, given: str) -> None:
+    """Refuse what vLLM's parser would refuse, or take for something else."""
+    if name in COUNTS and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+        raise _usage(given, f"{name} must be a whole number from 1 on", "give one")
+    if name == "--dtype" and value not in DTYPES:
+        raise _usage(given, f"there is no type {value!r}", nearest(str(value), DTYPES))
+    if before is None:
+        return
+    was = before["value"]
+    if (was is None) is not (value is True):
+        kind = "is a switch" if was is None else "needs a value"
+        raise _usage(given, f"{name} {kind}", "write =true or =false" if was is None else f"e.g. ={was}")
+    number = isinstance(was, int | float)
+    if number and not (isinstance(value, int | float) and math.isfinite(value)):
+        raise _usage(given, f"{name} must be a number", f"give one, e.g. {was}")
 
 
 def _value(text: str) -> Any:
