@@ -50,6 +50,16 @@ def test_sizes_are_checked_together(checkpoint: Path, capsys: pytest.CaptureFixt
     assert "make the numbers equal" in capsys.readouterr().err
 
 
+def test_the_index_is_believed_where_there_is_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A checkpoint with further tensors is read whole, whatever its config calls for."""
+    (tmp_path / "config.json").write_bytes(CONFIG.read_bytes())
+    (tmp_path / "model.safetensors.index.json").write_text(
+        json.dumps({"metadata": {"total_size": 2 * 10**12}, "weight_map": {}})
+    )
+    plan = planned(tmp_path, capsys, "--profile", "tp8")[1]
+    assert plan.storage.distinct_bytes == plan.storage.rank_bytes == 2 * 10**12
+
+
 def test_a_file_is_no_checkpoint(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """It would become ``--model`` of the command that the plan prints."""
     assert run(["plan", str(checkpoint / "config.json")]) == 2

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kimi_k3.checkpoint import read_config
+from kimi_k3.checkpoint.index import INDEX_NAME, read_index
 from kimi_k3.checkpoint.messages import printable
 from kimi_k3.errors import ExitCode, OperatorError, nearest
 from kimi_k3.plan.compose import compose, usual_gpu
@@ -112,6 +113,7 @@ def run_plan(request: Request) -> int:
         launch,
         gpu,
         host_bytes=_physical_memory() if gpu is None else None,
+        total_bytes=_total_bytes(options.checkpoint),
         bytes_per_second=None if speed is None else speed * 1e9,
         others=profiles.values(),
     )
@@ -124,6 +126,11 @@ def _print(plan: Plan, script: str, *, as_json: bool) -> None:
         print(plan.model_dump_json(indent=1))
     else:
         print_plan(plan, script)
+
+
+def _total_bytes(checkpoint: Path) -> int | None:
+    index = checkpoint / INDEX_NAME
+    return read_index(index).total_size if index.exists() else None
 
 
 def _physical_memory() -> int:

@@ -52,6 +52,7 @@ def compose(
     gpu: Gpu | None,
     *,
     host_bytes: int | None = None,
+    total_bytes: int | None = None,
     bytes_per_second: float | None = None,
     others: Iterable[Profile] = (),
 ) -> Plan:
@@ -63,6 +64,7 @@ def compose(
         launch: its argv and environment.
         gpu: what it runs on; ``None`` on a CPU.
         host_bytes: memory of the machine, if it is to hold the weights.
+        total_bytes: of the checkpoint, if its index is there.
         bytes_per_second: of the storage, if known.
         others: profiles, to name one that fits if this one does not.
     """
@@ -84,7 +86,13 @@ def compose(
     if host_bytes is not None and least > host_bytes:
         reasons.append(f"weights and cache take at least {gib(least)}, this machine has {gib(host_bytes)}")
     per_node = cut.ranks // profile.nodes
-    read = reading(config, cut, ranks_per_node=per_node, expert_filter=EXPERT_FILTER in flags)
+    read = reading(
+        config,
+        cut,
+        ranks_per_node=per_node,
+        expert_filter=EXPERT_FILTER in flags,
+        total_bytes=total_bytes,
+    )
     times = budgets(deployment.start_timeout, deployment.drain_timeout)
     if bytes_per_second is not None and read.seconds(bytes_per_second, cached=True) > times.startup:
         seconds = math.ceil(read.seconds(bytes_per_second, cached=True))

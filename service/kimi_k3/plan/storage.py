@@ -40,7 +40,14 @@ class Reading:
         return (self.distinct if cached else self.node) / bytes_per_second
 
 
-def reading(config: KimiK3Config, cut: Parallelism, *, ranks_per_node: int, expert_filter: bool) -> Reading:
+def reading(
+    config: KimiK3Config,
+    cut: Parallelism,
+    *,
+    ranks_per_node: int,
+    expert_filter: bool,
+    total_bytes: int | None = None,
+) -> Reading:
     """What a start reads.
 
     Args:
@@ -49,13 +56,14 @@ def reading(config: KimiK3Config, cut: Parallelism, *, ranks_per_node: int, expe
         ranks_per_node: GPUs of a node.
         expert_filter: ``--enable-ep-weight-filter``: a rank skips the codes of experts that it does not hold
             (not their scales; vllm/model_executor/model_loader/ep_weight_filter.py).
+        total_bytes: of the checkpoint, as its index says; else of the tensors that its config calls for.
     """
     text = config.text_config
     expert, count = expert_shape(text), text.num_experts * len(text.moe_layers)
     codes = (shape for (_, part), (_, shape) in expert.specs.items() if part == "weight_packed")
     packed = count * sum(map(math.prod, codes))
     others = sum(spec.nbytes for spec in other_tensors(config, range(text.num_hidden_layers)))
-    total = count * expert.nbytes + others
+    total = count * expert.nbytes + others if total_bytes is None else total_bytes
     filtered = cut.expert and expert_filter
     shares = cut.expert_ranks if filtered else 1
     rank = total - packed + packed // shares
