@@ -4,14 +4,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from kimi_k3.checkpoint import KimiK3Config
-from kimi_k3.plan.budget import budgets
+from kimi_k3.plan.budget import Budgets, budgets
 from kimi_k3.plan.cache import CacheLayout, cache_layout
 from kimi_k3.plan.launch import Deployment, Launch, profile_flags
 from kimi_k3.plan.memory import PROCESS_BYTES, MemoryPlan, attention_workspace_bytes, gib, plan_memory
-from kimi_k3.plan.report import Plan, cache, per_rank, plan_document, storage
+from kimi_k3.plan.report import Plan, Storage, cache, per_rank, plan_document, storage
 from kimi_k3.plan.sharding import Parallelism, RankWeights, rank_weights
 from kimi_k3.plan.storage import reading
 from kimi_k3.profiles.schema import Profile
@@ -68,47 +68,28 @@ def compose(
         bytes_per_second: of the storage, if known.
         others: profiles, to name one that fits if this one does not.
     """
-    profile = deployment.profile
-    cut = parallelism(deployment)
-    flags = profile_flags(deployment)
-    lossy = deployment.weights.lossy
+    profile, lossy = deployment.profile, deployment.weights.lossy
+    cut, flags = parallelism(deployment), profile_flags(deployment)
     weights, layout = _rank(config, cut, flags)
     memory = None if gpu is None else _memory(config, gpu, cut, flags, lossy=lossy)
-    reasons = [] if memory is None else list(memory.reasons)
-    if gpu is not None and profile.gpu is not None and gpu.architecture != profile.gpu.architecture:
-        reasons.insert(
-            0, f"profile {profile.name} is for {profile.gpu.architecture}, {gpu.name} is {gpu.architecture}"
-        )
-    if gpu is not None and memory is not None and memory.peak + PROCESS_BYTES > gpu.memory_bytes:
-        reasons += _instead(config, gpu, profile, others)
     left = memory.cache if memory is not None else _cpu_cache(launch)
-    least = weights.loaded + (left or 0)
-    if host_bytes is not None and least > host_bytes:
-        reasons.append(f"weights and cache take at least {gib(least)}, this machine has {gib(host_bytes)}")
-    per_node = cut.ranks // profile.nodes
-    read = reading(
-        config,
-        cut,
-        ranks_per_node=per_node,
-        expert_filter=EXPERT_FILTER in flags,
-        total_bytes=total_bytes,
-    )
     times = budgets(deployment.start_timeout, deployment.drain_timeout)
-    if bytes_per_second is not None and read.seconds(bytes_per_second, cached=True) > times.startup:
-        seconds = math.ceil(read.seconds(bytes_per_second, cached=True))
-        reasons.append(
-            f"reading alone takes {seconds} s at {bytes_per_second / 1e9:g} GB/s, a start may take "
-            f"{times.startup} s: more than that with --set start-timeout=N"
-        )
-    notes = [ESTIMATES] if gpu is not None else []
-    if profile.needs_draft:
-        notes.append(DRAFT)
-    if profile.nodes > 1:
-        notes.append(SEVERAL_NODES.format(nodes=profile.nodes))
-    if cut.tensor > 1 and config.text_config.routed_expert_hidden_size is not None:
-        notes.append(UP_PROJECTION.format(gib(_up_projection(config, cut))))
-    if lossy and deployment.consent is None:
-        notes.append(CONSENT)
+    read = storage(
+        reading(
+            config,
+            cut,
+            ranks_per_node=cut.ranks // profile.nodes,
+            expert_filter=EXPERT_FILTER in flags,
+            total_bytes=total_bytes,
+        ),
+        bytes_per_second,
+    )
+    reasons = [
+        *(_unfit_for(profile, memory) if memory is not None else ()),
+        *(_instead(config, profile, memory, others) if memory is not None else ()),
+        *_too_much_for_host(weights.loaded + (left or 0), host_bytes),
+        *_too_slow(read, times),
+    ]
     return plan_document(
         profile=profile.name,
         weights=deployment.weights.value,
@@ -116,13 +97,48 @@ def compose(
         nodes=profile.nodes,
         gpu=None if gpu is None else gpu.name,
         reasons=tuple(reasons),
-        notes=tuple(notes),
+        notes=tuple(_notes(config, deployment, cut)),
         figures=per_rank(weights, memory, lossy=lossy),
         kv=cache(layout, config, left, _max_model_len(config, flags)),
-        read=storage(read, bytes_per_second),
+        read=read,
         times=times,
         launch=launch,
     )
+
+
+def _unfit_for(profile: Profile, memory: MemoryPlan) -> Iterator[str]:
+    gpu = memory.gpu
+    if profile.gpu is not None and gpu.architecture != profile.gpu.architecture:
+        yield f"profile {profile.name} is for {profile.gpu.architecture}, {gpu.name} is {gpu.architecture}"
+    yield from memory.reasons
+
+
+def _too_much_for_host(least: int, host_bytes: int | None) -> Iterator[str]:
+    if host_bytes is not None and least > host_bytes:
+        yield f"weights and cache take at least {gib(least)}, this machine has {gib(host_bytes)}"
+
+
+def _too_slow(read: Storage, times: Budgets) -> Iterator[str]:
+    if read.seconds_if_cached is not None and read.seconds_if_cached > times.startup:
+        yield (
+            f"reading alone takes {math.ceil(read.seconds_if_cached)} s at "
+            f"{(read.bytes_per_second or 0) / 1e9:g} GB/s, a start may take {times.startup} s: "
+            "more than that with --set start-timeout=N"
+        )
+
+
+def _notes(config: KimiK3Config, deployment: Deployment, cut: Parallelism) -> Iterator[str]:
+    profile = deployment.profile
+    if profile.gpu is not None:
+        yield ESTIMATES
+    if profile.needs_draft:
+        yield DRAFT
+    if profile.nodes > 1:
+        yield SEVERAL_NODES.format(nodes=profile.nodes)
+    if cut.tensor > 1 and config.text_config.routed_expert_hidden_size is not None:
+        yield UP_PROJECTION.format(gib(_up_projection(config, cut)))
+    if deployment.weights.lossy and deployment.consent is None:
+        yield CONSENT
 
 
 def parallelism(deployment: Deployment) -> Parallelism:
@@ -196,8 +212,13 @@ def _memory(config: KimiK3Config, gpu: Gpu, cut: Parallelism, flags: Flags, *, l
     )
 
 
-def _instead(config: KimiK3Config, gpu: Gpu, profile: Profile, others: Iterable[Profile]) -> list[str]:
-    """A line for the simplest other profile that fits ``gpu``."""
+def _instead(
+    config: KimiK3Config, profile: Profile, memory: MemoryPlan, others: Iterable[Profile]
+) -> list[str]:
+    """If the weights alone are too much, a line for the simplest other profile that fits the same GPUs."""
+    gpu = memory.gpu
+    if memory.peak + PROCESS_BYTES <= gpu.memory_bytes:
+        return []
     for other in sorted(others, key=lambda one: (one.nodes, one.data_parallel_size, one.name)):
         if other.gpu is None or other.gpu.architecture != gpu.architecture or other.needs_draft:
             continue
