@@ -121,7 +121,6 @@ def busy_log(seed: int) -> bytes:
     return b"\n".join(lines) + b"\n"
 
 
-@pytest.mark.timeout(120)
 def test_hundreds_of_megabytes_in_bounded_memory() -> None:
     """A log of weeks is read on a node whose memory the engine needs; the cause at its end is still found."""
     log = busy_log(1)
