@@ -59,13 +59,6 @@ def test_a_host_that_no_name_can_be(host: str) -> None:
     assert caught.value.exit_code is ExitCode.USAGE
 
 
-def test_vllm_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The remedy says what to install."""
-    monkeypatch.setattr(engine, "find_spec", lambda name: None)
-    with pytest.raises(OperatorError, match=r"kimi-k3-gfx942\[cpu\]"):
-        engine.check_vllm_installed()
-
-
 def test_the_plugin_is_declared_by_this_distribution() -> None:
     """Without the entry point vLLM would serve without converting and without a word."""
     engine.check_plugin_visible()

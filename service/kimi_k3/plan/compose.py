@@ -69,7 +69,7 @@ def compose(
         others: profiles, to name one that fits if this one does not.
     """
     profile, lossy = deployment.profile, deployment.weights.lossy
-    cut, flags = parallelism(deployment), profile_flags(deployment)
+    cut, flags = parallelism(profile), profile_flags(deployment)
     weights, layout = _rank(config, cut, flags)
     memory = None if gpu is None else _memory(config, gpu, cut, flags, lossy=lossy)
     left = memory.cache if memory is not None else _cpu_cache(launch)
@@ -141,14 +141,14 @@ def _notes(config: KimiK3Config, deployment: Deployment, cut: Parallelism) -> It
         yield CONSENT
 
 
-def parallelism(deployment: Deployment) -> Parallelism:
-    """How a deployment is cut into ranks."""
+def parallelism(profile: Profile) -> Parallelism:
+    """How a profile's deployment is cut into ranks."""
     return Parallelism(
-        tensor=deployment.tensor_parallel_size,
-        pipeline=deployment.profile.pipeline_parallel_size,
-        data=deployment.profile.data_parallel_size,
-        expert=deployment.expert_parallel,
-        decode_context=deployment.profile.decode_context_parallel_size,
+        tensor=profile.tensor_parallel_size,
+        pipeline=profile.pipeline_parallel_size,
+        data=profile.data_parallel_size,
+        expert=profile.expert_parallel,
+        decode_context=profile.decode_context_parallel_size,
     )
 
 
@@ -224,13 +224,7 @@ def _instead(
             continue
         if other.name == profile.name or other.weights is not profile.weights:
             continue
-        cut = Parallelism(
-            tensor=other.tensor_parallel_size,
-            pipeline=other.pipeline_parallel_size,
-            data=other.data_parallel_size,
-            expert=other.expert_parallel,
-            decode_context=other.decode_context_parallel_size,
-        )
+        cut = parallelism(other)
         flags = {name: None if flag.value is None else str(flag.value) for name, flag in other.flags.items()}
         found = _memory(config, gpu, cut, flags, lossy=other.weights.lossy)
         if found.fits:

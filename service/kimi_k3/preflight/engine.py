@@ -5,26 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib import metadata
-from importlib.util import find_spec
 
 from kimi_k3.errors import OperatorError
 
 PLUGIN_GROUP = "vllm.general_plugins"
 PLUGIN_NAME = "kimi_k3"
 VLLM_PLUGINS = "VLLM_PLUGINS"
-
-
-def check_vllm_installed() -> None:
-    """vLLM can be imported by this Python.
-
-    Raises:
-        OperatorError: it is not installed.
-    """
-    if find_spec("vllm") is None:
-        raise OperatorError(
-            "vLLM is not installed in this Python environment",
-            remedy="use the image, or on a machine without a GPU: pip install 'kimi-k3-gfx942[cpu]'",
-        )
 
 
 def check_plugin_visible() -> None:
