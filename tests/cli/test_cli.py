@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import subprocess
 import sys
 import time
@@ -15,6 +14,7 @@ import pytest
 
 from kimi_k3 import __version__
 from kimi_k3.cli import run
+from tests.surroundings import SURROUNDINGS
 
 
 @pytest.mark.parametrize(
@@ -203,7 +203,7 @@ def test_streams_that_are_closed_or_full(tmp_path: Path, command: str, code: int
 
 def test_text_that_the_terminal_cannot_show(tmp_path: Path) -> None:
     """Names in a checkpoint come from anywhere; an ASCII terminal gets them as escapes."""
-    environment = {**os.environ, "LC_ALL": "C", "PYTHONIOENCODING": "ascii"}
+    environment = {**SURROUNDINGS, "LC_ALL": "C", "PYTHONIOENCODING": "ascii"}
     command = [sys.executable, "-m", "kimi_k3.cli", "checkpoint"]
     for arguments, code in (
         (["make", "gr\u00f6\u00dfe"], 0),

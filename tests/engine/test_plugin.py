@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 from kimi_k3.journal.models import FailureRecord
+from tests.surroundings import SURROUNDINGS
 
 LOAD = "from vllm.plugins import load_general_plugins; load_general_plugins(); print('went on')"
 
@@ -16,7 +16,7 @@ LOAD = "from vllm.plugins import load_general_plugins; load_general_plugins(); p
 def _python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-c", code],
-        env={**os.environ, **environment},
+        env={**SURROUNDINGS, **environment},
         capture_output=True,
         text=True,
         timeout=120,

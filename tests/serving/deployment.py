@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import socket
 import subprocess
@@ -17,6 +16,8 @@ from typing import Any
 
 import httpx
 import psutil
+
+from tests.surroundings import SURROUNDINGS
 
 COMMAND = str(Path(sys.executable).with_name("kimi-k3"))
 START_SECONDS = 400
@@ -91,8 +92,8 @@ def free_port() -> int:
 
 
 def environment(**more: str) -> dict[str, str]:
-    """This process's environment without the project's own variables."""
-    return {name: value for name, value in os.environ.items() if not name.startswith("KIMI_K3_")} | more
+    """The environment of a command, without this project's and vLLM's own variables."""
+    return SURROUNDINGS | more
 
 
 class Family:

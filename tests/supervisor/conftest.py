@@ -20,6 +20,7 @@ from kimi_k3.checkpoint import make_tiny_checkpoint
 from kimi_k3.journal.models import SupervisorRecord
 from kimi_k3.journal.reader import read_journal
 from kimi_k3.words.phases import Phase
+from tests.surroundings import SURROUNDINGS
 
 DRIVE = Path(__file__).with_name("drive.py")
 PATIENCE = 30.0
@@ -89,10 +90,9 @@ def start(checkpoint: Path, state_dir: Path) -> Iterator[Starter]:
         port = free_port() if port is None else port
         command = [sys.executable, str(DRIVE), behaviours, "serve", str(path)]
         command += ["--state-dir", str(state_dir), "--port", str(port), *arguments]
-        inherited = {name: value for name, value in os.environ.items() if not name.startswith("KIMI_K3_")}
         process = subprocess.Popen(
             command,
-            env={**inherited, **(environment or {})},
+            env={**SURROUNDINGS, **(environment or {})},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

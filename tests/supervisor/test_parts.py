@@ -33,6 +33,7 @@ from kimi_k3.words import environment as names
 from kimi_k3.words.phases import Phase
 from kimi_k3.words.weights import Weights
 from tests.supervisor.test_pure import asked
+from tests.surroundings import SURROUNDINGS
 
 OK = {"usage": {"completion_tokens": 3}}
 
@@ -144,7 +145,7 @@ def test_a_zombie_does_not_run(tmp_path: Path) -> None:
 def test_processes_are_ended(tmp_path: Path) -> None:
     """Those that ignore SIGTERM are killed after the grace."""
     ignore = "import signal, time; signal.signal(15, signal.SIG_IGN); print(flush=True); time.sleep(60)"
-    environment = {**os.environ, "KIMI_K3_START_ID": "s-test", "KIMI_K3_STATE_DIR": str(tmp_path)}
+    environment = {**SURROUNDINGS, "KIMI_K3_START_ID": "s-test", "KIMI_K3_STATE_DIR": str(tmp_path)}
     with subprocess.Popen([sys.executable, "-c", ignore], env=environment, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         process.stdout.readline()
@@ -286,7 +287,7 @@ def test_the_resource_tracker_cleans_up_before_it_is_ended(tmp_path: Path) -> No
         "print(SharedMemory(create=True, size=1024).name, flush=True)\n"
         "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\ntime.sleep(60)"
     )
-    marked = {**os.environ, names.START_ID: "tracked", names.STATE_DIR: str(tmp_path)}
+    marked = {**SURROUNDINGS, names.START_ID: "tracked", names.STATE_DIR: str(tmp_path)}
     with subprocess.Popen(
         [sys.executable, "-c", code], env=marked, stdout=subprocess.PIPE, text=True
     ) as client:
