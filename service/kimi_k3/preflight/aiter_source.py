@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from kimi_k3.preflight import source
+from kimi_k3.contract import source
 from kimi_k3.preflight.finding import Finding, State, failed, passed, unknown
 from kimi_k3.preflight.machine import Machine
 
