@@ -119,8 +119,27 @@ class ProjectionConversion(Record):
         return self.squared_error / self.energy if self.energy > 0 else None
 
 
+class KernelProof(Record):
+    """How far the experts' kernel was from float32 before anything was loaded.
+
+    Errors are the largest relative error of a token; ``None`` if the answer was no number, or nobody asked.
+
+    Attributes:
+        relative_error: with scales that are not negative.
+        relative_error_with_signs: with scales of both signs.
+        signs_right: whether the kernel is right with both signs; ``None`` if nobody asked.
+    """
+
+    relative_error: NonNegativeFloat
+    relative_error_with_signs: NonNegativeFloat | None
+    signs_right: bool | None
+
+
 class RankRecord(Record):
-    """What one engine worker (one GPU) reports."""
+    """What one engine worker (one GPU) reports.
+
+    ``requantisation`` is what it did, ``backend`` the name of the kernels that compute the experts.
+    """
 
     schema_version: Literal[1] = SCHEMA_VERSION
     start_id: StartId
@@ -129,6 +148,8 @@ class RankRecord(Record):
     updated_at: AwareDatetime
     weights: Weights
     requantisation: Requantisation | None
+    backend: str | None = None
+    proof: KernelProof | None = None
     phases: tuple[PhaseChange, ...] = ()
     loading: Loading | None = None
     conversions: tuple[ProjectionConversion, ...] = ()
@@ -146,6 +167,7 @@ class RankRecord(Record):
             rank=self.rank,
             weights=self.weights,
             requantisation=self.requantisation,
+            signs_refused=self.proof is not None and self.proof.signs_right is False,
             converted=tuple((done.layer, done.projection) for done in self.conversions),
         )
 
@@ -154,13 +176,15 @@ class RankSummary(Record):
     """What a rank serves, in one line of the engine's log.
 
     A rank prints it when its weights are in place, so that a state directory that has become full or
-    read-only does not end a start.
+    read-only does not end a start. ``signs_refused``: its kernel computes negative scales wrongly, so it was
+    converted without them.
     """
 
     start_id: StartId
     rank: Rank
     weights: Weights
     requantisation: Requantisation | None
+    signs_refused: bool = False
     converted: tuple[tuple[Count, Projection], ...]
 
     def line(self) -> str:

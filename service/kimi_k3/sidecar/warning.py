@@ -72,6 +72,12 @@ WEIGHTS_MISMATCH = WarningKind(
     Severity.CRITICAL,
     "Rank {rank} serves {found}, but the supervisor asked for {asked}; restart the deployment.",
 )
+SIGNS_REFUSED = WarningKind(
+    "signs-refused",
+    Severity.WARNING,
+    "The experts' kernel ({backend}) computes negative scales wrongly, so they were converted without them: "
+    "the error is a little larger than it must be. Use another build of AITER, or --no-negative-scale.",
+)
 SUPERVISOR_MISSING = WarningKind(
     "supervisor-missing",
     Severity.CRITICAL,
@@ -149,6 +155,9 @@ def _of_weights(journal: Journal, supervisor: SupervisorRecord) -> Iterator[Advi
         yield _advice(LOSSY_WEIGHTS, supervisor.started_at)
         if supervisor.consent is None:
             yield _advice(CONSENT_MISSING, supervisor.started_at)
+    refused = [record for record in journal.ranks if record.summary().signs_refused]
+    if refused and supervisor.ending is None:
+        yield _advice(SIGNS_REFUSED, None, backend=refused[0].backend)
     for record in journal.ranks:
         if record.weights is not supervisor.weights:
             yield _advice(

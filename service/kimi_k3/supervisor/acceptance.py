@@ -32,6 +32,12 @@ def objection(record: SupervisorRecord, ranks: Sequence[RankSummary]) -> str | N
     foreign = sorted(set(reported) - set(range(record.world_size)))
     if foreign:
         return f"rank {_listed(foreign)} reported, but there are only {record.world_size} ranks"
+    refused = [rank.rank for rank in ranks if rank.signs_refused]
+    if refused and len(refused) < record.world_size:
+        return (
+            f"the kernel of rank {_listed(refused)} computes negative scales wrongly and the others' do not: "
+            "their GPUs or builds differ"
+        )
     for rank in ranks:
         if problem := _problem(record, rank):
             return f"rank {rank.rank} {problem}"
@@ -41,8 +47,11 @@ def objection(record: SupervisorRecord, ranks: Sequence[RankSummary]) -> str | N
 def _problem(record: SupervisorRecord, rank: RankSummary) -> str | None:
     if rank.weights is not record.weights:
         return f"serves {rank.weights} weights, {record.weights} was asked"
-    if rank.requantisation != record.requantisation:
-        return f"converted with {rank.requantisation or 'no scale rule'}, {record.requantisation} was asked"
+    wanted_way = record.requantisation
+    if rank.signs_refused and wanted_way is not None:
+        wanted_way = wanted_way.model_copy(update={"negative_scale": False})
+    if rank.requantisation != wanted_way:
+        return f"converted with {rank.requantisation or 'no scale rule'}, {wanted_way} was asked"
     wanted = (
         {(layer, projection) for layer in record.checkpoint.moe_layers for projection in Projection}
         if record.weights.lossy
