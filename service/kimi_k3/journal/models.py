@@ -257,6 +257,19 @@ class Ending(Record):
     explanation: Explanation | None = None
 
 
+class Step(Record):
+    """What is done within a phase, as vLLM's output announced it.
+
+    ``done`` and ``total`` count what the step is about (graphs); ``None`` where nobody counts.
+    """
+
+    phase: Phase
+    name: str
+    since: AwareDatetime
+    done: Count | None = None
+    total: Count | None = None
+
+
 class SupervisorRecord(Record):
     """What the supervisor reports; rewritten at least every ``HEARTBEAT_SECONDS``."""
 
@@ -276,6 +289,7 @@ class SupervisorRecord(Record):
     engine_pid: Integer | None = None
     argv: tuple[str, ...] = ()
     phases: tuple[PhaseChange, ...] = ()
+    step: Step | None = None
     canary: Canary | None = None
     ending: Ending | None = None
 
