@@ -16,6 +16,7 @@ from kimi_k3.errors import ExitCode
 from kimi_k3.journal.models import (
     CheckpointSummary,
     FailureRecord,
+    KernelProof,
     PhaseChange,
     ProjectionConversion,
     RankRecord,
@@ -110,6 +111,17 @@ def rank(
 EXACT = Weights.MXFP4
 
 
+def wrong_signs(number: int, requantisation: Requantisation) -> RankRecord:
+    """A rank whose kernel gets negative scales wrong."""
+    proof = KernelProof(relative_error=0.004, relative_error_with_signs=None, signs_right=False)
+    return rank(number, requantisation=requantisation).model_copy(update={"proof": proof})
+
+
+def by_itself() -> SupervisorRecord:
+    """A start without the plugin."""
+    return asked(EXACT).model_copy(update={"ranks_report": False})
+
+
 @pytest.mark.parametrize(
     ("record", "ranks", "part"),
     [
@@ -133,6 +145,11 @@ EXACT = Weights.MXFP4
         ),
         (asked(), [rank(0), rank(1, requantisation=LENIENT)], "non-finite groups allowed, scale rule mse"),
         (asked(), [rank(0), rank(1, requantisation=None)], "converted with no scale rule"),
+        (asked(), [wrong_signs(0, POSITIVE), wrong_signs(1, POSITIVE)], None),
+        (asked(), [wrong_signs(0, MSE), wrong_signs(1, MSE)], "no negative scales was asked"),
+        (asked(), [rank(0), wrong_signs(1, POSITIVE)], "kernel of rank 1 computes negative scales wrongly"),
+        (by_itself(), [], None),
+        (by_itself(), [rank(0)], "rank 0 reported, but only 0 ranks should"),
         (asked(), [rank(0, keys=KEYS[1:]), rank(1)], "rank 0 did not convert w13 of layer 1"),
         (asked(), [rank(0, keys=[]), rank(1)], "and 3 more"),
         (asked(), [rank(0, keys=[*KEYS, KEYS[0]]), rank(1)], "more than once w13 of layer 1"),

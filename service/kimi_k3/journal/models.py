@@ -9,6 +9,8 @@ such and never mixed into the present one.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Final, Literal
@@ -117,6 +119,14 @@ class ProjectionConversion(Record):
     def relative_mse(self) -> float | None:
         """Relative mean squared error, or ``None`` when every weight is zero."""
         return self.squared_error / self.energy if self.energy > 0 else None
+
+
+def relative_mse(conversions: Iterable[ProjectionConversion]) -> float | None:
+    """Sum of squared errors over sum of squared weights; ``None`` if that is no number."""
+    done = list(conversions)
+    energy = sum(one.energy for one in done)
+    error = sum(one.squared_error for one in done)
+    return error / energy if energy > 0 and math.isfinite(error / energy) else None
 
 
 class KernelProof(Record):
@@ -271,7 +281,10 @@ class Step(Record):
 
 
 class SupervisorRecord(Record):
-    """What the supervisor reports; rewritten at least every ``HEARTBEAT_SECONDS``."""
+    """What the supervisor reports; rewritten at least every ``HEARTBEAT_SECONDS``.
+
+    ``ranks_report`` is false where vLLM serves by itself, without the engine plugin.
+    """
 
     schema_version: Literal[1] = SCHEMA_VERSION
     start_id: StartId
@@ -285,6 +298,7 @@ class SupervisorRecord(Record):
     requantisation: Requantisation | None
     consent: ConsentSource | None
     world_size: WorldSize
+    ranks_report: bool = True
     engine_url: str
     engine_pid: Integer | None = None
     argv: tuple[str, ...] = ()

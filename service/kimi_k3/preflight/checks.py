@@ -113,10 +113,9 @@ def check_software(machine: Machine, subject: Subject) -> Iterator[Finding]:
 
 def uses_of(subject: Subject) -> frozenset[Use] | None:
     """How the plugin builds on vLLM in this start; ``None`` on GPUs where it does nothing."""
-    gpu = subject.profile.gpu
-    if gpu is not None and gpu.architecture is not Architecture.GFX942:
+    if not subject.profile.uses_plugin:
         return None
-    uses = {Use.CPU if gpu is None else Use.GFX942}
+    uses = {Use.GFX942 if subject.on_gpus else Use.CPU}
     if subject.deployment.weights.lossy:
         uses.add(Use.INT4)
     return frozenset(uses)

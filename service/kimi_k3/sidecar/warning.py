@@ -180,7 +180,8 @@ def _of_life(supervisor: SupervisorRecord, health: EngineHealth | None, now: dat
 def _of_ranks(journal: Journal, supervisor: SupervisorRecord, now: datetime) -> Iterator[Advice]:
     began = loading_began(supervisor)
     silence = seconds_between(began, now)
-    missing = sorted(set(range(supervisor.world_size)) - {record.rank for record in journal.ranks})
+    expected = set(range(supervisor.world_size if supervisor.ranks_report else 0))
+    missing = sorted(expected - {record.rank for record in journal.ranks})
     if missing and supervisor.ending is None and silence is not None and silence > RANK_GRACE_SECONDS:
         yield _advice(
             RANK_MISSING,

@@ -23,15 +23,16 @@ def objection(record: SupervisorRecord, ranks: Sequence[RankSummary]) -> str | N
         ranks: what the ranks of this start reported.
     """
     reported = Counter(rank.rank for rank in ranks if rank.start_id == record.start_id)
-    missing = [rank for rank in range(record.world_size) if not reported[rank]]
+    expected = range(record.world_size) if record.ranks_report else range(0)
+    missing = [rank for rank in expected if not reported[rank]]
     if missing:
         return (
             f"no report of rank {_listed(missing)}: the engine plugin did not run there, "
             "so nobody knows what is served"
         )
-    foreign = sorted(set(reported) - set(range(record.world_size)))
+    foreign = sorted(set(reported) - set(expected))
     if foreign:
-        return f"rank {_listed(foreign)} reported, but there are only {record.world_size} ranks"
+        return f"rank {_listed(foreign)} reported, but only {len(expected)} ranks should"
     refused = [rank.rank for rank in ranks if rank.signs_refused]
     if refused and len(refused) < record.world_size:
         return (

@@ -129,6 +129,7 @@ def first_record(deployment: Deployment, launch: Launch, checkpoint: Checkpoint)
         requantisation=deployment.requantisation,
         consent=deployment.consent,
         world_size=deployment.tensor_parallel_size,
+        ranks_report=deployment.profile.uses_plugin,
         engine_url=engine_url(deployment.host, deployment.port),
         argv=launch.argv,
     )
