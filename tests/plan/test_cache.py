@@ -61,3 +61,9 @@ def test_what_is_promised_fits(memory: int, length: int, caching: bool) -> None:
     longest = layout.longest(memory)
     assert longest == 0 or layout.blocks(longest) <= layout.pool(memory) < layout.blocks(longest + 1)
     assert layout.capacity(memory, length) >= fit * length
+
+
+@pytest.mark.parametrize(("asked", "tokens"), [(16, 768), (128, 768), (400, 800), (2048, 2048)])
+def test_a_block_size_that_is_asked_for(asked: int, tokens: int) -> None:
+    """vLLM rounds up what is asked for until a page holds a state (``_align_hybrid_block_size``)."""
+    assert cache_layout(TEXT, TP8, block_tokens=asked).block_tokens == tokens

@@ -11,6 +11,7 @@ import pytest
 from kimi_k3.checkpoint import TextConfig, make_tiny_checkpoint, read_config
 from kimi_k3.errors import ExitCode, OperatorError
 from kimi_k3.plan.fit import check_fit
+from kimi_k3.plan.overrides import changed
 
 from .test_launch import DEPLOYMENT, with_flags
 
@@ -35,6 +36,14 @@ def test_more_tokens_than_positions(model: TextConfig) -> None:
     with pytest.raises(OperatorError, match=f"at most {limit}") as caught:
         check_fit(with_flags(DEPLOYMENT, max_model_len=limit + 1), model)
     assert caught.value.exit_code is ExitCode.USAGE
+
+
+def test_more_stages_than_layers(model: TextConfig) -> None:
+    """A stage without a layer has nothing to do, and vLLM says so only while loading."""
+    layers = model.num_hidden_layers
+    profile = changed(DEPLOYMENT.profile, {"pipeline_parallel_size": layers + 1}, given="a test")
+    with pytest.raises(OperatorError, match=f"give at most {layers}"):
+        check_fit(replace(DEPLOYMENT, profile=profile), model)
 
 
 def test_ranks_that_do_not_divide_the_heads(model: TextConfig) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +14,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kimi_k3.checkpoint import make_tiny_checkpoint
 from kimi_k3.cli import run
+from kimi_k3.errors import OperatorError
 from kimi_k3.plan.report import PerRank, Plan
-from kimi_k3.plan.view import BAR_WIDTH, bar
+from kimi_k3.plan.startable import require_startable
+from kimi_k3.plan.view import BAR_WIDTH, MEMORY_ENDS, bar
 from kimi_k3.profiles.load import load_profile, profile_names
 from kimi_k3.words.gpus import GIB, GPUS
 
@@ -40,14 +45,15 @@ def checkpoint(published: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_sizes_are_checked_together(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Two numbers whose product must stay can only be changed at once."""
-    code, plan = planned(
-        checkpoint, capsys, "--profile", "ep8",
-        "--set", "tensor-parallel-size=4", "--set", "data-parallel-size=2",
-        "--set", "data-parallel-size-local=2",
-    )  # fmt: skip
+    both = ("--profile", "ep8", "--set", "tensor-parallel-size=4", "--set", "data-parallel-size=2")
+    code, plan = planned(checkpoint, capsys, *both)
     assert (code, plan.ranks) == (0, 8)
+    assert planned(checkpoint, capsys, *both, "--set", "data-parallel-size-local=2")[1] == plan
     assert run(["plan", str(checkpoint), "--set", "tensor-parallel-size=4"]) == 2
     assert "make the numbers equal" in capsys.readouterr().err
+    settings = [f"--set={each}" for each in (*both[3::2], "data-parallel-size-local=1")]
+    assert run(["plan", str(checkpoint), *settings]) == 2
+    assert "2 data-parallel ranks on 1 node are 2 on each; give 2" in capsys.readouterr().err
 
 
 def test_the_index_is_believed_where_there_is_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -162,8 +168,8 @@ def test_for_people(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> Non
     """The verdict first, the command last, every line whole in a pipe."""
     assert run(["plan", str(checkpoint), "--profile", "pp2-tp8"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "pp2-tp8, int4 experts, 16 x mi300x on 2 nodes: fits"
-    assert lines[-1].startswith("exec ")
+    assert lines[0] == "pp2-tp8, int4 experts, 16 x mi300x on 2 nodes: fits, but cannot be started yet"
+    assert lines[-2].startswith("exec ")
     assert any("--nnodes 2" in line for line in lines)
     assert "export KIMI_K3_WEIGHTS=int4" in lines
 
@@ -176,17 +182,34 @@ def test_for_people(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> Non
         (["--gpu", "mi325x", "--profile", "cpu-tiny"], "runs on a CPU"),
         (["--set", "max-model-length=1"], "did you mean 'max-model-len'?"),
         (["--set", "max-model-len"], "has no value; write --set max-model-len=VALUE"),
-        (["--set", "max-model-len=-1"], "--max-model-len must be a whole number from 1 on"),
-        (["--set", "max-model-len=1e5"], "--max-model-len must be a whole number from 1 on"),
-        (["--set", "max-num-seqs=0"], "--max-num-seqs must be a whole number from 1 on"),
-        (["--set", "max-num-batched-tokens=1.5"], "must be a whole number from 1 on"),
-        (["--set", "dtype=true"], "there is no type True"),
-        (["--set", "language-model-only=7"], "--language-model-only is a switch; write =true or =false"),
-        (["--set", "gpu-memory-utilization=nan"], "must be a number; give one, e.g. 0.95"),
+        (["--set", "max-model-len="], "has no value; write --set max-model-len=VALUE"),
+        (["--set", "max-model-len=-1"], "'max-model-len=-1': must be a whole number; give one from 1 to"),
+        (["--set", "max-model-len=1e5"], "must be a whole number; give one from 1 to"),
+        (["--set", f"max-model-len={10**400}"], "must be a whole number; give one from 1 to"),
+        (["--set", "max-num-seqs=0"], "must be a whole number; give one from 1 to"),
+        (["--set", "max-num-seqs=300"], "'max-num-seqs=300': must be at most 256, since"),
+        (["--set", "max-num-batched-tokens=1.5"], "must be a whole number; give one from 1 to"),
+        (["--set", "max-num-batched-tokens=1"], "'max-num-batched-tokens=1': is less than --max-num-seqs 64"),
+        (["--set", "block-size=7"], "must be a multiple of 16"),
+        (["--profile", "cpu-tiny", "--set", "block-size=32"], "must be 16, for which the CPU's MLA kernel"),
+        (["--set", "max-model-len=8", "--set", "max-model-len=9"], "max-model-len is given twice"),
+        (["--set", "compilation-config={}"], "profile ep8 leaves --compilation-config alone (vLLM's default"),
+        (["--set", "compilation-config={}"], "leave it out, or write a profile"),
+        (["--profile", "mi355x-native", "--set", "compilation-config=[]"], "must be a JSON object"),
+        (["--set", "dtype=true"], "--dtype needs a value"),
+        (["--set", "reasoning-parser=null"], "--reasoning-parser needs a value"),
+        (["--set", "dtype=bf16"], "did you mean 'bfloat16'?"),
+        (["--set", "logprobs-mode=processed"], "did you mean 'processed_logits'?"),
+        (["--set", "expert-parallel=8"], "must be true or false"),
+        (["--set", "pipeline-parallel-size=0"], "must be a whole number; give one from 1 on"),
+        (["--set", "start-timeout=-1"], "'start-timeout=-1': must be a whole number of seconds"),
+        (["--set", "language-model-only=7"], "is a switch; write =true or =false"),
+        (["--set", "gpu-memory-utilization=nan"], "must be a number; give one, e.g. 0.9"),
+        (["--set", "gpu-memory-utilization=1.5"], "'gpu-memory-utilization=1.5': must be more than 0"),
         (["--storage", "1e-30"], "--storage 1e-30"),
-        (["--set", "gpu-memory-utilization=high"], "must be a number; give one, e.g. 0.95"),
+        (["--set", "gpu-memory-utilization=high"], "must be a number; give one, e.g. 0.9"),
         (["--set", "tensor-parallel-size=7"], "--set 'tensor-parallel-size=7'"),
-        (["--set", "weights=int5"], "--set 'weights=int5'"),
+        (["--set", "weights=int5"], "'weights=int5': there is no such choice; did you mean 'int4'?"),
         (["--set", "start-timeout=0"], "nothing starts in no time"),
         (["--set", "start-timeout=soon"], "--set 'start-timeout=soon'"),
         (["--set", "max-model-len=2000000"], "1048576 positions"),
@@ -202,6 +225,7 @@ def test_a_wrong_value_is_named(
     error = capsys.readouterr().err
     assert part in error
     assert error.count("\n") == 1
+    assert "Input should" not in error
 
 
 def test_without_a_config(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -215,7 +239,8 @@ SETTINGS = st.fixed_dictionaries(
     optional={
         "max-model-len": st.integers(1, 1_048_576),
         "max-num-seqs": st.integers(1, 256),
-        "max-num-batched-tokens": st.integers(1, 65_536),
+        # Not less than the most requests, which vLLM would refuse.
+        "max-num-batched-tokens": st.integers(256, 65_536),
         "gpu-memory-utilization": st.sampled_from([0.5, 0.8, 0.9, 0.95, 0.97]),
         "start-timeout": st.integers(1, 100_000),
         "drain-timeout": st.integers(0, 10_000),
@@ -274,4 +299,80 @@ def test_the_bar_is_as_long_as_the_memory(checkpoint: Path, capsys: pytest.Captu
     """A picture that does not add up is worse than none."""
     rank: PerRank = planned(checkpoint, capsys)[1].per_rank
     assert rank.gpu_bytes is not None
-    assert sum(len(signs) for signs, _ in bar(rank, rank.gpu_bytes)) == BAR_WIDTH
+    signs = "".join(signs for signs, _ in bar(rank, rank.gpu_bytes))
+    assert len(signs) == BAR_WIDTH
+    assert MEMORY_ENDS not in signs
+
+
+def test_the_bar_of_what_does_not_fit(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """219.2 of 192.0 GiB: the end of the memory stands where it is, and the rest behind it."""
+    rank: PerRank = planned(checkpoint, capsys, "--profile", "tp8", "--gpu", "mi300x")[1].per_rank
+    assert rank.gpu_bytes is not None
+    signs = "".join(signs for signs, _ in bar(rank, rank.gpu_bytes))
+    assert len(signs) == BAR_WIDTH
+    assert signs.index(MEMORY_ENDS) / BAR_WIDTH == pytest.approx(192.0 / 219.2, abs=1 / BAR_WIDTH)
+    assert run(["plan", str(checkpoint), "--profile", "tp8", "--gpu", "mi300x"]) == 1
+    assert "  | the memory ends: 27.2 GiB are missing" in capsys.readouterr().out
+
+
+def test_in_a_narrow_terminal(
+    checkpoint: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """60 columns, as in a split window: only the script, which is for copying, may be wider."""
+    monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    for arguments in (["--profile", "dp-ep16"], ["--profile", "tp8", "--gpu", "mi300x"]):
+        run(["plan", str(checkpoint), *arguments])
+        told = capsys.readouterr().out.partition("\n(\n")[0]
+        lines = re.sub(r"\x1b\[[0-9;]*m", "", told).splitlines()
+        assert max(map(len, lines)) <= 60
+
+
+@pytest.mark.parametrize("profile", profile_names())
+def test_whether_it_can_be_started_is_said(
+    checkpoint: Path, capsys: pytest.CaptureFixture[str], profile: str
+) -> None:
+    """What serve refuses must not look, in a plan, as if it could be had; it fits all the same."""
+    plan = planned(checkpoint, capsys, "--profile", profile)[1]
+    told = [note for note in plan.notes if note.startswith(f"kimi-k3 serve cannot start profile {profile}")]
+    if plan.startable:
+        assert not told
+        require_startable(load_profile(profile))
+        return
+    with pytest.raises(OperatorError) as caught:
+        require_startable(load_profile(profile))
+    assert caught.value.what.partition(": ")[2] in told[0]
+
+
+def test_reasons_of_what_an_operator_set(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A profile's reason for another value is a false one; its other figures are of its own GPUs."""
+    assert run(["plan", str(checkpoint), "--set", "max-model-len=65536"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "# --max-model-len: set by the operator" in lines
+    assert not any("reasons beside flags" in line for line in lines)
+    for change in (("--gpu", "mi300x"), ("--set", "weights=mxfp4")):
+        notes = planned(checkpoint, capsys, *change)[1].notes
+        assert any(note.startswith("the reasons beside flags are the profile's own") for note in notes)
+
+
+def test_small_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The toy's weights are not 0.00 GiB."""
+    make_tiny_checkpoint(tmp_path / "tiny")
+    run(["plan", str(tmp_path / "tiny"), "--profile", "cpu-tiny"])
+    told = capsys.readouterr().out
+    assert "weights after it: 13.84 MiB" in told
+    assert "cache of a rank: a token: 4.5 KiB" in told
+    assert "0.00 GiB" not in told
+
+
+def test_the_script_can_be_pasted(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Neither the shell nor its variables are changed, and consent has its place."""
+    run(["plan", str(checkpoint)])
+    script = capsys.readouterr().out.partition("\n(\n")[2]
+    assert "export KIMI_K3_ACCEPT_LOSSY=0  # consent goes here" in script
+    stub = "mkdir() { :; }; exec() { echo started $KIMI_K3_WEIGHTS; }\n(\n"
+    pasted = f"{stub}{script}\necho after:$KIMI_K3_WEIGHTS:"
+    done = subprocess.run(["bash"], input=pasted, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["started int4", "after::"]
+    run(["plan", str(checkpoint), "--accept-lossy"])
+    assert "consent goes here" not in capsys.readouterr().out

@@ -32,6 +32,15 @@ def test_every_reason_and_all_evidence_is_told() -> None:
         assert all(" ".join(why.split()) in text for why in profile.left_open.values())
 
 
+def test_what_cannot_be_started_is_said_in_table_and_section() -> None:
+    """The first lines promise a command that would be refused."""
+    text = profiles_document()
+    waiting = [profile for profile in map(load_profile, profile_names()) if profile.not_startable]
+    assert waiting
+    assert text.count("| not yet: ") == text.count("cannot start it yet:**") == len(waiting)
+    assert all(text.count(profile.not_startable or "") >= 2 for profile in waiting)
+
+
 def test_links_lead_to_their_profiles() -> None:
     """GitHub makes an anchor of each heading."""
     text = profiles_document()

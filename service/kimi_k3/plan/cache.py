@@ -71,7 +71,12 @@ class CacheLayout:
 
 
 def cache_layout(
-    text: TextConfig, cut: Parallelism, *, element_bytes: int = 2, prefix_caching: bool = False
+    text: TextConfig,
+    cut: Parallelism,
+    *,
+    element_bytes: int = 2,
+    prefix_caching: bool = False,
+    block_tokens: int = 0,
 ) -> CacheLayout:
     """The layout on the rank with the most layers.
 
@@ -80,13 +85,15 @@ def cache_layout(
         cut: how it is cut into ranks.
         element_bytes: of the MLA cache and of the convolution's state, 2 for bfloat16.
         prefix_caching: whether prefixes are cached.
+        block_tokens: ``--block-size``, which vLLM rounds up to hold a state; 0 without it.
     """
     stage = max(stages(text.num_hidden_layers, cut.pipeline), key=len)
     kda = sum(layer in set(text.kda_layers) for layer in stage)
     mla = len(stage) - kda
     per_layer = (text.kv_lora_rank + text.qk_rope_head_dim) * element_bytes
     state = _state_bytes(text, cut.tensor, element_bytes)
-    block_tokens = MLA_BLOCK_MULTIPLE * math.ceil(state / (MLA_BLOCK_MULTIPLE * per_layer))
+    multiple = max(MLA_BLOCK_MULTIPLE, block_tokens)
+    block_tokens = multiple * math.ceil(state / (multiple * per_layer))
     few, many = sorted((kda, mla))
     group = many if many < MERGE_BELOW * few or not few else few
     return CacheLayout(

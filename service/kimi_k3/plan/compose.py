@@ -11,6 +11,7 @@ from kimi_k3.plan.budget import Budgets, budgets
 from kimi_k3.plan.cache import CacheLayout, cache_layout
 from kimi_k3.plan.launch import Deployment, Launch, profile_flags
 from kimi_k3.plan.memory import PROCESS_BYTES, MemoryPlan, attention_workspace_bytes, gib, plan_memory
+from kimi_k3.plan.overrides import WHY
 from kimi_k3.plan.report import Plan, Storage, cache, per_rank, plan_document, storage
 from kimi_k3.plan.sharding import Parallelism, RankWeights, rank_weights
 from kimi_k3.plan.storage import reading
@@ -32,6 +33,11 @@ ELEMENT_BYTES = {"float32": 4, "float": 4}
 ESTIMATES = (
     "what a process and a step take is estimated from one public run of TP8 on 8 x MI325X "
     "(vllm-project/vllm#51274), to whose 948,305 tokens of cache it is fitted"
+)
+NOT_STARTABLE = "kimi-k3 serve cannot start profile {} yet: it {}"
+OTHER_REASONS = (
+    "the reasons beside flags are the profile's own, and their figures hold for {} and for its own sizes: "
+    "the figures of this start are those above"
 )
 SEVERAL_NODES = (
     "the start of each of {nodes} nodes adds --nnodes {nodes} --node-rank N --master-addr A --master-port P, "
@@ -97,7 +103,8 @@ def compose(
         nodes=profile.nodes,
         gpu=None if gpu is None else gpu.name,
         reasons=tuple(reasons),
-        notes=tuple(_notes(config, deployment, cut)),
+        startable=profile.not_startable is None,
+        notes=tuple(_notes(config, deployment, cut, gpu)),
         figures=per_rank(weights, memory, lossy=lossy),
         kv=cache(layout, config, left, _max_model_len(config, flags)),
         read=read,
@@ -127,8 +134,13 @@ def _too_slow(read: Storage, times: Budgets) -> Iterator[str]:
         )
 
 
-def _notes(config: KimiK3Config, deployment: Deployment, cut: Parallelism) -> Iterator[str]:
+def _notes(config: KimiK3Config, deployment: Deployment, cut: Parallelism, gpu: Gpu | None) -> Iterator[str]:
     profile = deployment.profile
+    if profile.not_startable is not None:
+        yield NOT_STARTABLE.format(profile.name, profile.not_startable)
+    usual = usual_gpu(profile)
+    if gpu != usual or profile.sizes_why == WHY:
+        yield OTHER_REASONS.format("a CPU" if usual is None else usual.name)
     if profile.gpu is not None:
         yield ESTIMATES
     if profile.needs_draft:
@@ -179,6 +191,7 @@ def _rank(config: KimiK3Config, cut: Parallelism, flags: Flags) -> tuple[RankWei
             cut,
             element_bytes=_element_bytes(flags),
             prefix_caching=PREFIX_CACHING in flags,
+            block_tokens=int(flags.get("--block-size") or 0),
         ),
     )
 

@@ -12,7 +12,7 @@ def check_fit(deployment: Deployment, model: TextConfig) -> None:
     """Compare a deployment with the model's ``config.json``.
 
     Raises:
-        OperatorError: more tokens than positions, or more ranks than the model can be cut into.
+        OperatorError: more tokens than positions, or more stages or ranks than the model can be cut into.
     """
     path = deployment.checkpoint
     longest = profile_flags(deployment).get("--max-model-len")
@@ -20,6 +20,13 @@ def check_fit(deployment: Deployment, model: TextConfig) -> None:
         raise OperatorError(
             f"--max-model-len {longest}: {path} has {model.max_position_embeddings} positions",
             remedy=f"give at most {model.max_position_embeddings}",
+            exit_code=ExitCode.USAGE,
+        )
+    stages = deployment.profile.pipeline_parallel_size
+    if stages > model.num_hidden_layers:
+        raise OperatorError(
+            f"pipeline_parallel_size {stages}: {path} has {model.num_hidden_layers} layers",
+            remedy=f"give at most {model.num_hidden_layers}",
             exit_code=ExitCode.USAGE,
         )
     ranks, heads = deployment.tensor_parallel_size, model.num_attention_heads

@@ -17,6 +17,7 @@ from kimi_k3.plan.budget import (
     execute_model_timeout_seconds,
 )
 from kimi_k3.plan.cores import core_lists
+from kimi_k3.profiles.rules import STEP_TOKENS, step_tokens
 from kimi_k3.profiles.schema import Device, Profile
 from kimi_k3.words import environment as names
 from kimi_k3.words.weights import INT4_NAME, ConsentSource, Requantisation, Weights
@@ -39,6 +40,8 @@ KEY_GUARD = "kimi_k3.engine.key_guard.KeyGuard"
 
 LOSS_HEADER = "kimi_k3.engine.loss_header.LossHeader"
 """ASGI middleware that says on every answer that the weights are lossy. The last one is the outermost."""
+
+CONSENT_GOES_HERE = "consent goes here: 1 accepts that int4 changes the experts' weights, 0 ends the start"
 
 VLLM_API_KEY = "VLLM_API_KEY"
 
@@ -130,15 +133,23 @@ def build_launch(deployment: Deployment, *, cores: Collection[int], engine_comma
 
 
 def as_script(launch: Launch) -> str:
-    """The launch as a shell script, with the reasons as comments."""
+    """The launch as a shell script, with the reasons as comments.
+
+    It is for pasting, too: a subshell keeps its variables and its end from the shell that reads it.
+    """
+    environment = launch.environment
+    reasons = dict(launch.reasons)
+    if environment[names.WEIGHTS] == Weights.INT4 and environment[names.ACCEPT_LOSSY] == "0":
+        reasons[names.ACCEPT_LOSSY] = CONSENT_GOES_HERE
     lines = []
-    for name, value in launch.environment.items():
-        reason = launch.reasons.get(name)
+    for name, value in environment.items():
+        reason = reasons.get(name)
         lines.append(f"export {name}={shlex.quote(value)}" + (f"  # {reason}" if reason else ""))
     if KEY_GUARD in launch.argv:
         lines.append(f': "${{{VLLM_API_KEY}:?set it to the API key, which is never printed}}"')
-    lines += [f"# {word}: {launch.reasons[word]}" for word in launch.argv if word in launch.reasons]
-    return "\n".join([*lines, f"exec {shlex.join(launch.argv)}"])
+    lines += [f'mkdir -p -m 700 "${SOCKET_DIR_VARIABLE}"', f'mkdir -p "${names.STATE_DIR}"']
+    lines += [f"# {word}: {reasons[word]}" for word in launch.argv if word in reasons]
+    return "\n".join(["(", *lines, f"exec {shlex.join(launch.argv)}", ")"])
 
 
 def profile_flags(deployment: Deployment) -> dict[str, str | None]:
@@ -147,10 +158,8 @@ def profile_flags(deployment: Deployment) -> dict[str, str | None]:
         name: None if flag.value is None else str(flag.value)
         for name, flag in deployment.profile.flags.items()
     }
-    batched, longest = flags.get("--max-num-batched-tokens"), flags.get("--max-model-len")
-    if "--no-enable-chunked-prefill" in flags and batched and longest:
-        # vLLM refuses a whole prompt that does not fit into one step.
-        flags["--max-num-batched-tokens"] = str(max(int(batched), int(longest)))
+    if (tokens := step_tokens(flags)) is not None:
+        flags[STEP_TOKENS] = str(tokens)
     return flags
 
 

@@ -160,6 +160,9 @@ def attention_workspace_bytes(
     return max_num_seqs * heads * pieces * (text.kv_lora_rank + 1) * 4
 
 
-def gib(size: int) -> str:
-    """A size for a sentence."""
-    return f"{size / GIB:.1f} GiB"
+def gib(size: int, digits: int = 1) -> str:
+    """A size for a sentence, in GiB or, below one, in the unit that leaves something of it."""
+    for power, unit in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
+        if size >= 2**power:
+            return f"{size / 2**power:.{digits}f} {unit}"
+    return f"{size} bytes"

@@ -11,7 +11,7 @@ from typing import TypeVar
 from kimi_k3.errors import ExitCode, OperatorError, nearest
 from kimi_k3.plan.consent import require_consent
 from kimi_k3.plan.launch import Deployment
-from kimi_k3.plan.overrides import DTYPES, changed
+from kimi_k3.plan.overrides import changed
 from kimi_k3.profiles.schema import Profile
 from kimi_k3.words.given import require_text
 from kimi_k3.words.weights import Requantisation, ScaleRule, Weights
@@ -71,8 +71,6 @@ def decide(
     """
     weights = profile.weights if options.weights is None else choose("--weights", options.weights, Weights)
     requantisation = _requantisation(options, profile, weights)
-    if options.dtype is not None and options.dtype not in DTYPES:
-        raise _usage(f"--dtype {options.dtype!r}: there is no such type", nearest(options.dtype, DTYPES))
     if not 1 <= options.port <= 65535:
         raise _usage(f"--port {options.port}: is not a port", "give one from 1 to 65535")
     for flag, count, most in (

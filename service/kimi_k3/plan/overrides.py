@@ -6,14 +6,18 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping
+from enum import StrEnum
 from typing import Any
 
 from pydantic import ValidationError
 
 from kimi_k3.errors import ExitCode, OperatorError, nearest
 from kimi_k3.profiles.schema import Profile
+from kimi_k3.profiles.values import SWITCHES
+from kimi_k3.words.weights import ScaleRule, Weights
 
-WHY = "an operator's choice for this start"
+WHY = "set by the operator"
+"""The reason of everything that an operator changes: the profile's own was about another value."""
 
 SIZES = (
     "nodes",
@@ -29,18 +33,7 @@ SIZES = (
 """Keys of a profile that an operator may set as they are; those below hold a number with a reason."""
 TIMEOUTS = ("start_timeout", "drain_timeout")
 
-DTYPES = ("auto", "bfloat16", "float", "float16", "float32", "half")
-"""vLLM's choices for ``--dtype`` (0.32.0 and 0.33.0)."""
-
-COUNTS = (
-    "--max-model-len",
-    "--max-num-seqs",
-    "--max-num-batched-tokens",
-    "--block-size",
-    "--distributed-timeout-seconds",
-)
-"""Flags of vLLM whose value is a whole number from 1 on."""
-
+_CHOICES: dict[str, type[StrEnum]] = {"weights": Weights, "scale_rule": ScaleRule}
 _WORDS = {"true": True, "false": False, "null": None}
 
 
@@ -60,16 +53,20 @@ def with_settings(profile: Profile, settings: Iterable[str], flags: Iterable[str
     known = [flag.removeprefix("--") for flag in sorted(flags)]
     names = [*(name.replace("_", "-") for name in (*SIZES, *TIMEOUTS)), *known]
     changes: dict[str, Any] = {}
-    given = []
+    given: list[str] = []
     for setting in settings:
         name, equals, text = setting.partition("=")
         given.append(f"--set {setting!r}")
         if name not in names:
             raise _usage(given[-1], f"there is no {name!r} to set", nearest(name, names))
-        if not equals:
+        if not equals or not text:
             raise _usage(given[-1], "has no value", f"write --set {name}=VALUE")
         key = name.replace("-", "_")
-        changes[key if key in (*SIZES, *TIMEOUTS) else f"--{name}"] = _value(text)
+        key = key if key in (*SIZES, *TIMEOUTS) else f"--{name}"
+        if key in changes:
+            raise _usage(given[-1], f"{name} is given twice", "give it once")
+        changes[key] = _value(text)
+        _check_value(profile, key, changes[key], given[-1])
     return changed(profile, changes, given=" ".join(given)) if changes else profile
 
 
@@ -87,48 +84,72 @@ def changed(profile: Profile, changes: Mapping[str, Any], *, given: str) -> Prof
     """
     document = profile.model_dump(mode="json")
     for name, value in changes.items():
+        _check_value(profile, name, value, given)
         if name in SIZES:
-            document[name] = value
+            document |= {name: value, "sizes_why": WHY}
         elif name in TIMEOUTS:
             document[name] = {"seconds": value, "why": WHY}
         elif value is False:
             document["flags"].pop(name, None)
         else:
-            _check_value(name, value, document["flags"].get(name), given)
             document["flags"][name] = {"value": None if value is True else value, "why": WHY}
+    if changes.keys() & {"nodes", "data_parallel_size"} and "data_parallel_size_local" not in changes:
+        document["data_parallel_size_local"] = max(1, document["data_parallel_size"] // document["nodes"])
     try:
         return Profile.model_validate_json(json.dumps(document))
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
-        raise _usage(given, first["msg"].removeprefix("Value error, "), "give other values") from None
+        reason = first["msg"].removeprefix("Value error, ")
+    if len(changes) == 1:
+        # What was given names it already.
+        for name, value in changes.items():
+            reason = reason.removeprefix(f"{name} {value}: ")
+    # A rule ends in what to do about it, if that is not plain.
+    what, _, remedy = reason.rpartition("; ")
+    raise _usage(given, what or remedy, remedy if what else "give another value")
 
 
-def _check_value(name: str, value: Any, before: dict[str, Any] | None, given: str) -> None:
-    """Refuse what vLLM's parser would refuse, or take for something else."""
-    if name in COUNTS and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-        raise _usage(given, f"{name} must be a whole number from 1 on", "give one")
-    if name == "--dtype" and value not in DTYPES:
-        raise _usage(given, f"there is no type {value!r}", nearest(str(value), DTYPES))
-    if before is None:
-        return
-    was = before["value"]
-    if (was is None) is not (value is True):
-        kind = "is a switch" if was is None else "needs a value"
-        raise _usage(given, f"{name} {kind}", "write =true or =false" if was is None else f"e.g. ={was}")
-    number = isinstance(was, int | float)
-    if number and not (isinstance(value, int | float) and math.isfinite(value)):
-        raise _usage(given, f"{name} must be a number", f"give one, e.g. {was}")
+def _check_value(profile: Profile, name: str, value: Any, given: str) -> None:
+    """Refuse what no profile could hold, in an operator's words instead of the schema's."""
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    if name in TIMEOUTS:
+        if not whole or value < 0:
+            raise _usage(given, "must be a whole number of seconds", "give one from 0 on")
+    elif name in _CHOICES:
+        choices = [choice.value for choice in _CHOICES[name]]
+        if value not in choices:
+            raise _usage(given, "there is no such choice", nearest(str(value), choices))
+    elif name == "expert_parallel":
+        if not isinstance(value, bool):
+            raise _usage(given, "must be true or false", "write =true or =false")
+    elif name in SIZES:
+        if not whole or value < 1:
+            raise _usage(given, "must be a whole number", "give one from 1 on")
+    elif name in SWITCHES:
+        if not isinstance(value, bool):
+            raise _usage(given, f"{name} is a switch", "write =true or =false")
+    elif value is None or value is True:
+        raise _usage(given, f"{name} needs a value", "give one, or =false to leave the flag out")
+    elif value is not False and (why := profile.left_open.get(name)) is not None:
+        raise _usage(
+            given,
+            f"profile {profile.name} leaves {name} alone ({why})",
+            "leave it out, or write a profile that decides it (CONTRIBUTING.md)",
+        )
 
 
 def _value(text: str) -> Any:
     if text in _WORDS:
         return _WORDS[text]
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text
+    try:
+        return int(text)
+    except ValueError:
+        pass
+    try:
+        number = float(text)
+    except ValueError:
+        return text
+    return number if math.isfinite(number) else text
 
 
 def _usage(given: str, what: str, remedy: str) -> OperatorError:

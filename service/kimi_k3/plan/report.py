@@ -61,7 +61,8 @@ class Cache(_Model):
         block_tokens: what vLLM allocates at once.
         tokens: that fit if every sequence has ``max_model_len``; what vLLM will log.
         max_model_len: as it will be started.
-        largest_max_model_len: what one sequence could have.
+        largest_max_model_len: what one sequence could have that is alone; more than ``tokens`` if these are
+            of several sequences, each of which also takes blocks for its states.
         largest_max_num_seqs: sequences of ``max_model_len`` tokens that fit whole, at the same time.
     """
 
@@ -96,6 +97,7 @@ class Plan(_Model):
 
     Attributes:
         fits: whether nothing speaks against it.
+        startable: whether ``kimi-k3 serve`` can start the profile; a note says why not.
         reasons: what does, one line each.
         notes: what to know of the numbers.
         gpu: null on a CPU.
@@ -104,6 +106,7 @@ class Plan(_Model):
     schema_version: Literal[1] = SCHEMA_VERSION
     version: str = __version__
     fits: bool
+    startable: bool
     reasons: tuple[str, ...]
     notes: tuple[str, ...]
     profile: str
@@ -174,6 +177,7 @@ def plan_document(
     cut: Parallelism,
     nodes: int,
     gpu: str | None,
+    startable: bool,
     reasons: tuple[str, ...],
     notes: tuple[str, ...],
     figures: PerRank,
@@ -185,6 +189,7 @@ def plan_document(
     """All parts together."""
     return Plan(
         fits=not reasons,
+        startable=startable,
         reasons=reasons,
         notes=notes,
         profile=profile,

@@ -15,15 +15,9 @@ def require_startable(profile: Profile) -> None:
     Raises:
         OperatorError: it spans several nodes, or needs a second checkpoint.
     """
-    if profile.nodes > 1:
+    if profile.not_startable is not None:
         raise OperatorError(
-            f"--profile {profile.name}: spans {profile.nodes} nodes, and one start here is one node",
-            remedy="take a profile for one node, e.g. --profile ep8",
-            exit_code=ExitCode.USAGE,
-        )
-    if profile.needs_draft:
-        raise OperatorError(
-            f"--profile {profile.name}: needs a second checkpoint, a draft, which cannot be named yet",
-            remedy="take a profile without speculative decoding, e.g. --profile ep8",
+            f"--profile {profile.name}: {profile.not_startable}",
+            remedy="take a profile for one node and one checkpoint, e.g. --profile ep8",
             exit_code=ExitCode.USAGE,
         )

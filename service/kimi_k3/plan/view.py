@@ -7,13 +7,16 @@ from collections.abc import Iterator
 from datetime import timedelta
 
 from rich.console import Console
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from kimi_k3.plan.memory import gib
 from kimi_k3.plan.report import PerRank, Plan
-from kimi_k3.words.gpus import GIB
 
 BAR_WIDTH = 60
+MEMORY_ENDS = "|"
+"""Where a GPU's memory ends, in a bar of parts that exceed it."""
 
 PARTS = (
     # Attribute of PerRank, what it is, its sign in the bar, its colour.
@@ -40,32 +43,49 @@ def print_plan(plan: Plan, script: str) -> None:
         f"{plan.ranks} x {plan.gpu}" if plan.gpu else f"{plan.ranks} rank{'s' * (plan.ranks > 1)} on a CPU"
     )
     nodes = f" on {plan.nodes} nodes" if plan.nodes > 1 else ""
-    console.print(
-        Text(f"{plan.profile}, {plan.weights} experts, {where}{nodes}: {verdict}"),
+    later = "" if plan.startable else ", but cannot be started yet"
+    _say(
+        console,
+        f"{plan.profile}, {plan.weights} experts, {where}{nodes}: {verdict}{later}",
         style="bold green" if plan.fits else "bold red",
-        soft_wrap=True,
     )
     for reason in plan.reasons:
-        console.print(Text(f"  {reason}"), style="red", soft_wrap=True)
+        _say(console, reason, style="red", indent=2)
     if plan.per_rank.gpu_bytes:
         _print_bar(console, plan.per_rank, plan.per_rank.gpu_bytes)
     for title, rows in (("memory of a rank", _memory(plan)), ("cache of a rank", _cache(plan)),
                         ("reading", _reading(plan)), ("seconds", _seconds(plan))):  # fmt: skip
         _print_rows(console, title, rows)
     for note in plan.notes:
-        console.print(Text(f"note: {note}"), soft_wrap=True)
+        _say(console, f"note: {note}")
     print(f"\n{script}")
 
 
 def bar(rank: PerRank, gpu_bytes: int, width: int = BAR_WIDTH) -> list[tuple[str, str]]:
-    """Signs and colours of the bar: ``width`` cells, or more if the parts exceed the memory."""
-    ends, total, cells = 0, 0, []
-    for name, _, sign, colour in PARTS:
-        total += _part(rank, name)
-        end = round(total / gpu_bytes * width)
-        cells.append((sign * (end - ends), colour))
-        ends = end
+    """Signs and colours of the bar, ``width`` cells; what is too much is behind :data:`MEMORY_ENDS`."""
+    sizes = [_part(rank, name) for name, *_ in PARTS]
+    whole = max(gpu_bytes, sum(sizes))
+    limit = round(gpu_bytes / whole * width) if whole > gpu_bytes else width + 1
+    begin, total = 0, 0
+    cells: list[tuple[str, str]] = []
+    for (_, _, sign, colour), size in zip(PARTS, sizes, strict=True):
+        total += size
+        end = round(total / whole * width)
+        if begin < limit <= end:
+            inside = limit - begin - 1
+            cells += [(sign * inside, colour), (MEMORY_ENDS, "bold red")]
+            begin = limit
+        cells.append((sign * (end - begin), colour))
+        begin = end
     return cells
+
+
+def _say(console: Console, text: str, *, style: str = "", indent: int = 0) -> None:
+    """A paragraph: in a terminal as wide as that, in a pipe one line."""
+    if console.is_terminal:
+        console.print(Padding(Text(text, style=style), (0, 0, 0, indent), expand=False))
+    else:
+        console.print(Text(" " * indent + text, style=style), soft_wrap=True)
 
 
 def _part(rank: PerRank, name: str) -> int:
@@ -76,14 +96,19 @@ def _part(rank: PerRank, name: str) -> int:
 
 
 def _print_bar(console: Console, rank: PerRank, gpu_bytes: int) -> None:
+    excess = sum(_part(rank, name) for name, *_ in PARTS) - gpu_bytes
+    tail = f"] {gib(gpu_bytes)}"
+    room = console.width - len(tail) - 1 if console.is_terminal else BAR_WIDTH
     line = Text("[")
-    for signs, colour in bar(rank, gpu_bytes):
+    for signs, colour in bar(rank, gpu_bytes, max(1, min(BAR_WIDTH, room))):
         line.append(signs, style=colour)
-    line.append(f"] {gpu_bytes / GIB:.1f} GiB")
+    line.append(tail)
     console.print(line, soft_wrap=True)
+    if excess > 0:
+        _say(console, f"{MEMORY_ENDS} the memory ends: {gib(excess)} are missing", style="bold red", indent=2)
     for name, title, sign, colour in PARTS:
         if size := _part(rank, name):
-            console.print(Text(f"  {sign} {title}: {size / GIB:.1f} GiB", style=colour), soft_wrap=True)
+            _say(console, f"{sign} {title}: {gib(size)}", style=colour, indent=2)
 
 
 def _print_rows(console: Console, title: str, rows: Iterator[tuple[str, str]]) -> None:
@@ -99,29 +124,29 @@ def _print_rows(console: Console, title: str, rows: Iterator[tuple[str, str]]) -
 
 def _memory(plan: Plan) -> Iterator[tuple[str, str]]:
     rank = plan.per_rank
-    yield "weights before the conversion", _gib(rank.resident_before_conversion_bytes)
-    yield "weights after it", _gib(rank.resident_after_conversion_bytes)
-    yield "most on the way", _gib(rank.conversion_peak_bytes)
-    yield "of them routed experts", _gib(rank.expert_bytes_after_conversion)
-    yield "of them cut among the ranks", _gib(rank.sharded_bytes)
-    yield "of them whole on every rank", _gib(rank.replicated_bytes + rank.vision_bytes)
+    yield "weights before the conversion", _sized(rank.resident_before_conversion_bytes)
+    yield "weights after it", _sized(rank.resident_after_conversion_bytes)
+    yield "most on the way", _sized(rank.conversion_peak_bytes)
+    yield "of them routed experts", _sized(rank.expert_bytes_after_conversion)
+    yield "of them cut among the ranks", _sized(rank.sharded_bytes)
+    yield "of them whole on every rank", _sized(rank.replicated_bytes + rank.vision_bytes)
 
 
 def _cache(plan: Plan) -> Iterator[tuple[str, str]]:
     kv = plan.kv
-    yield "bytes per token", f"{kv.bytes_per_token:,}"
-    yield "bytes per sequence, beside", f"{kv.state_bytes_per_sequence:,}"
-    yield "tokens", _count(kv.tokens)
-    yield "--max-model-len", f"{kv.max_model_len:,}"
-    yield "largest --max-model-len", _count(kv.largest_max_model_len)
-    yield "whole sequences of that length at a time", _count(kv.largest_max_num_seqs)
+    yield "a token", gib(kv.bytes_per_token)
+    yield "states of a sequence, however long", gib(kv.state_bytes_per_sequence)
+    yield "--max-model-len", f"{kv.max_model_len:,} tokens"
+    yield "sequences of --max-model-len that fit whole", _count(kv.largest_max_num_seqs)
+    yield "tokens in sequences of --max-model-len (in vLLM's log)", _count(kv.tokens)
+    yield "tokens in one sequence alone (fewer states beside it)", _count(kv.largest_max_model_len)
 
 
 def _reading(plan: Plan) -> Iterator[tuple[str, str]]:
     read = plan.storage
-    yield "a rank asks for", _gib(read.rank_bytes)
-    yield "all ranks of a node ask for", _gib(read.node_bytes)
-    yield "of them different bytes", _gib(read.distinct_bytes)
+    yield "a rank asks for", _sized(read.rank_bytes)
+    yield "all ranks of a node ask for", _sized(read.node_bytes)
+    yield "of them different bytes", _sized(read.distinct_bytes)
     if read.seconds_if_cached is not None and read.seconds_if_not_cached is not None:
         yield "time if memory keeps what is read twice", _duration(read.seconds_if_cached)
         yield "time if it does not", _duration(read.seconds_if_not_cached)
@@ -132,8 +157,8 @@ def _seconds(plan: Plan) -> Iterator[tuple[str, str]]:
         yield name.replace("_", " "), f"{value:,}"
 
 
-def _gib(size: int) -> str:
-    return f"{size / GIB:,.2f} GiB"
+def _sized(size: int) -> str:
+    return gib(size, digits=2)
 
 
 def _count(value: int | None) -> str:

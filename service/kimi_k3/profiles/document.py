@@ -15,9 +15,10 @@ _ABOUT = """\
 <!-- Made by `python -m kimi_k3.profiles.document docs/profiles.md` from the profiles; edit those. -->
 # Profiles
 
-A profile is a named deployment: `kimi-k3 serve CHECKPOINT --profile NAME`, and with `--dry-run` the command
-that it stands for. Everything in it has a reason, and the evidence for it is told with what was different. A
-profile may extend one other; below, each is complete.
+A profile is a named deployment: `kimi-k3 serve CHECKPOINT --profile NAME` starts it, unless the table says
+"not yet"; `kimi-k3 plan CHECKPOINT --profile NAME` tells what each will use, and the command that it stands
+for. Everything in it has a reason, and the evidence for it is told with what was different. A profile may
+extend one other; below, each is complete.
 """
 
 _READING = """\
@@ -48,11 +49,14 @@ def profiles_document() -> str:
 def _lines(profiles: list[Profile]) -> Iterator[str]:
     yield from _ABOUT.splitlines()
     yield ""
-    yield "| profile | for | ranks | experts as | verified |"
-    yield "|---|---|---|---|---|"
+    yield "| profile | for | ranks | experts as | verified | `kimi-k3 serve` |"
+    yield "|---|---|---|---|---|---|"
     for profile in profiles:
         name = f"[`{profile.name}`](#{profile.name})"
-        yield _row(name, profile.title, str(profile.ranks), profile.weights.value, profile.verified.value)
+        starts = "starts it" if profile.not_startable is None else f"not yet: {profile.not_startable}"
+        yield _row(
+            name, profile.title, str(profile.ranks), profile.weights.value, profile.verified.value, starts
+        )
     yield ""
     yield from (f"* **{state}**: {state.meaning}." for state in Verified)
     yield ""
@@ -68,6 +72,9 @@ def _profile(profile: Profile) -> Iterator[str]:
     yield f"## {profile.name}"
     yield ""
     yield f"{_sentence(profile.title)} {_sentence(profile.summary)}"
+    if profile.not_startable is not None:
+        yield ""
+        yield f"**`kimi-k3 serve` cannot start it yet:** it {profile.not_startable}."
     if profile.extends is not None:
         yield ""
         yield f"Extends [`{profile.extends}`](#{profile.extends})."

@@ -129,21 +129,25 @@ SITUV2_PAIR = ("AITER_SITUV2_A8W4", "VLLM_ROCM_USE_AITER_MOE_SITUV2_A8W4")
 
 WITHOUT_OTHER_EXPERTS = "--enable-ep-weight-filter"
 READ_AHEAD = "--safetensors-load-strategy"
+STEP_TOKENS, REQUESTS, LONGEST = "--max-num-batched-tokens", "--max-num-seqs", "--max-model-len"
+WHOLE_PROMPTS = "--no-enable-chunked-prefill"
+BLOCK = "--block-size"
 SITUV2 = "VLLM_ROCM_USE_AITER_MOE_SITUV2"
 SPECULATIVE = "--speculative-config"
 
-NEEDED_ON_GPUS = (
-    "--gpu-memory-utilization",
-    "--max-model-len",
-    "--max-num-batched-tokens",
-    "--max-num-seqs",
-)
+NEEDED_ON_GPUS = ("--gpu-memory-utilization", LONGEST, STEP_TOKENS, REQUESTS)
 """Without these vLLM takes defaults that were chosen for smaller models."""
+
+BLOCK_MULTIPLE = 16
+"""Tokens of a block in which Triton's MLA can read (``TritonMLABackend.supports_block_size``)."""
+
+CPU_BLOCK = 16
+"""Tokens for which the CPU's MLA kernel is compiled (vllm/platforms/cpu.py)."""
 
 MOST_UTILISATION = 0.97
 MOST_REQUESTS = 256
 """Requests at a time on a GPU: 512 ran out of memory on MI325X (vllm-project/vllm#50817), since every
-running request also holds the float32 state of all KDA layers, 54 MB a rank with eight ranks."""
+running request also holds the float32 state of all KDA layers, 54 MiB a rank with eight ranks."""
 
 Flags = Mapping[str, str | None]
 Variables = Mapping[str, str]
@@ -202,8 +206,25 @@ def contradictions(flags: Flags, variables: Variables, *, expert_parallel: bool)
                 yield f"{name} has no effect with --language-model-only; remove one of them"
     if ("--enable-auto-tool-choice" in flags) is not ("--tool-call-parser" in flags):
         yield "--enable-auto-tool-choice and --tool-call-parser need each other; give both or none"
+    tokens, requests = step_tokens(flags), _number(flags.get(REQUESTS))
+    if tokens is not None and requests is not None and tokens < requests:
+        yield (
+            f"{STEP_TOKENS} {tokens}: is less than {REQUESTS} {flags[REQUESTS]}, and vLLM refuses steps in "
+            "which not every request gets a token; raise the one or lower the other"
+        )
     if SITUV2 in variables and variables.get("VLLM_ROCM_USE_AITER") != "1":
         yield f"{SITUV2} has no effect without VLLM_ROCM_USE_AITER=1; remove it"
+
+
+def step_tokens(flags: Flags) -> int | None:
+    """Tokens of a step; ``None`` if vLLM decides.
+
+    Without chunked prefill at least the longest prompt: vLLM refuses one that does not fit into one step.
+    """
+    tokens, longest = _number(flags.get(STEP_TOKENS)), _number(flags.get(LONGEST))
+    if tokens is None:
+        return None
+    return int(max(tokens, longest or 0) if WHOLE_PROMPTS in flags else tokens)
 
 
 def unfit_for_gpus(flags: Flags, variables: Variables) -> Iterator[str]:
@@ -215,11 +236,19 @@ def unfit_for_gpus(flags: Flags, variables: Variables) -> Iterator[str]:
         used := _number(flags.get("--gpu-memory-utilization"))
     ) is not None and not 0 < used <= MOST_UTILISATION:
         yield (
-            f"--gpu-memory-utilization {used:g}: must be more than 0 and at most {MOST_UTILISATION}, since "
-            "RCCL and the driver allocate beside PyTorch"
+            f"--gpu-memory-utilization {flags['--gpu-memory-utilization']}: must be more than 0 and at most "
+            f"{MOST_UTILISATION}, since RCCL and the driver allocate beside PyTorch"
         )
-    if (requests := _number(flags.get("--max-num-seqs"))) is not None and requests > MOST_REQUESTS:
-        yield f"--max-num-seqs {requests:g}: must be at most {MOST_REQUESTS}; 512 ran out of memory on MI325X"
+    if (requests := _number(flags.get(REQUESTS))) is not None and requests > MOST_REQUESTS:
+        yield (
+            f"{REQUESTS} {flags[REQUESTS]}: must be at most {MOST_REQUESTS}, since 512 ran out of memory on "
+            "MI325X"
+        )
+    if (block := _number(flags.get(BLOCK))) is not None and block % BLOCK_MULTIPLE:
+        yield (
+            f"{BLOCK} {flags[BLOCK]}: must be a multiple of {BLOCK_MULTIPLE}, since Triton's MLA reads no "
+            "other blocks, and vLLM then finds no attention that it could take"
+        )
     if (dtype := flags.get("--dtype")) not in (None, "auto", "bfloat16"):
         yield f"--dtype {dtype}: must be bfloat16, which the experts' kernels and the attention take"
     for name in variables:
@@ -279,6 +308,11 @@ def unfit_for_cpu(flags: Flags, variables: Variables) -> Iterator[str]:
     for name in flags:
         if name in ("--gpu-memory-utilization", "--kv-cache-memory-bytes"):
             yield f"{name} has no effect on a CPU; VLLM_CPU_KVCACHE_SPACE is what vLLM reads there"
+    if (block := _number(flags.get(BLOCK))) is not None and block != CPU_BLOCK:
+        yield (
+            f"{BLOCK} {flags[BLOCK]}: must be {CPU_BLOCK}, for which the CPU's MLA kernel is compiled and "
+            "which vLLM takes whatever is said"
+        )
     for name in variables:
         if name.startswith(("AITER_", "HIP_", "HSA_", "NCCL_", "VLLM_ROCM_")):
             yield f"{name} has no effect on a CPU; remove it"
@@ -306,20 +340,22 @@ def wrong_sizes(
             "has one GPU and none may idle; make the numbers equal"
         )
     expected = data // nodes if data > 1 else 1
-    if data_local != expected or (data > 1 and data % nodes):
+    if data > 1 and data % nodes:
+        yield f"data_parallel_size {data}: does not divide evenly among {_nodes(nodes)}; use a multiple"
+    elif data_local != expected:
         yield (
-            f"data_parallel_size_local {data_local}: {data} data-parallel ranks on {nodes} nodes are "
-            f"{expected} on each; make them divide evenly"
+            f"data_parallel_size_local {data_local}: {data} data-parallel rank{'s' * (data > 1)} on "
+            f"{_nodes(nodes)} are {expected} on each; give {expected}"
         )
     if pipeline % nodes and data == 1:
         yield (
-            f"pipeline_parallel_size {pipeline} on {nodes} nodes: without data parallelism every node holds "
-            "whole pipeline stages; use a multiple of the nodes"
+            f"pipeline_parallel_size {pipeline}: on {_nodes(nodes)} each holds whole stages, without data "
+            "parallelism; use a multiple of the nodes"
         )
     if tensor % decode_context:
         yield (
-            f"decode_context_parallel_size {decode_context} must divide tensor_parallel_size {tensor}: it "
-            "reuses those ranks"
+            f"decode_context_parallel_size {decode_context}: must divide tensor_parallel_size {tensor}, "
+            "whose ranks it reuses"
         )
 
 
@@ -328,6 +364,10 @@ def set_and_left_open(left_open: Collection[str], flags: Flags, variables: Varia
     for name in left_open:
         if name in flags or name in variables:
             yield f"{name} is left open and set; keep one of them"
+
+
+def _nodes(count: int) -> str:
+    return f"{count} node{'s' * (count > 1)}"
 
 
 def _number(value: str | None) -> float | None:

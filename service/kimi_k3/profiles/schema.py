@@ -16,6 +16,7 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator, model_validator
 
 from kimi_k3.profiles import rules
+from kimi_k3.profiles.values import wrong_value
 from kimi_k3.words.weights import ScaleRule, Weights
 
 Why = Annotated[str, StringConstraints(strip_whitespace=True, min_length=10)]
@@ -168,11 +169,23 @@ class Profile(_Strict):
         """Whether a second checkpoint, which drafts tokens, belongs to a start."""
         return rules.SPECULATIVE in self.flags
 
+    @property
+    def not_startable(self) -> str | None:
+        """Why ``kimi-k3 serve`` cannot start it yet; ``None`` if it can."""
+        if self.nodes > 1:
+            return f"spans {self.nodes} nodes, and one start here is one node"
+        if self.needs_draft:
+            return "needs a second checkpoint, a draft, which cannot be named yet"
+        return None
+
     @field_validator("flags")
     @classmethod
     def _own_flags_only(cls, flags: dict[str, Flag]) -> dict[str, Flag]:
         for name in flags:
             if (reason := rules.refused_flag(name)) is not None:
+                raise ValueError(reason)
+        for name, flag in flags.items():
+            if (reason := wrong_value(name, flag.value)) is not None:
                 raise ValueError(reason)
         return flags
 
