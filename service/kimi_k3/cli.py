@@ -293,6 +293,27 @@ def preflight(
 
 
 @app.command()
+def backends(
+    checkpoint: Annotated[str, typer.Argument(help="Directory with config.json; nothing else is needed.")],
+    profile: Annotated[str, typer.Option(help="Named deployment, whose environment vLLM gets.")] = "ep8",
+    weights: Annotated[str | None, typer.Option(help="Routed experts as int4 (lossy) or mxfp4.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="The answer as JSON.")] = False,
+) -> int:
+    """Ask vLLM which kernels it would compute the experts with on this machine, and why not with others.
+
+    The exit code is 0 if there are some and 1 if there are none.
+    """
+    from kimi_k3.backends import run_backends
+
+    return run_backends(
+        given_path("checkpoint", checkpoint, absolute=True),
+        profile_name=profile,
+        weights=weights,
+        as_json=as_json,
+    )
+
+
+@app.command()
 def convert_report(
     checkpoint: Annotated[str, typer.Argument(help="Directory with config.json and the shards.")],
     layers: Annotated[

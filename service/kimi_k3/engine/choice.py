@@ -31,6 +31,16 @@ def choose_backend(moe: FusedMoEConfig) -> Int4Backend:
     return aiter_backend(moe)
 
 
+def missing_for_int4(moe: FusedMoEConfig) -> str | None:
+    """What :func:`choose_backend` would refuse for, if int4 were asked for; ``None`` if nothing."""
+    if current_platform.is_cpu():
+        return None
+    from kimi_k3.engine.gfx942.backend import lack
+
+    found = lack(moe)
+    return None if found is None else f"{found.why}; {found.remedy}"
+
+
 @dataclass(frozen=True)
 class Proved:
     """What may be served.

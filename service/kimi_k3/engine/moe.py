@@ -32,6 +32,7 @@ from kimi_k3.engine.requantise import requantise_layer
 from kimi_k3.engine.request import INT4_FLAG, requested_weights
 from kimi_k3.engine.voice import reported
 from kimi_k3.errors import ExitCode, OperatorError
+from kimi_k3.words.backends import CPU_MXFP4
 from kimi_k3.words.environment import EngineEnvironment
 from kimi_k3.words.weights import Weights
 
@@ -80,7 +81,7 @@ class KimiK3Mxfp4Method(Mxfp4MoEMethod):
 
     def __init__(self, moe: FusedMoEConfig) -> None:
         super().__init__(moe)
-        rank_reporter().serves_through(self.mxfp4_backend.value)
+        rank_reporter().serves_through(CPU_MXFP4 if current_platform.is_cpu() else self.mxfp4_backend.value)
 
 
 class KimiK3Int4Method(Mxfp4MoEMethod):

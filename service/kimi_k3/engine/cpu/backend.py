@@ -10,6 +10,7 @@ from vllm.model_executor.layers.fused_moe.config import int4_w4a16_moe_quant_con
 from kimi_k3.conversion.candidates import GROUP_SIZE
 from kimi_k3.engine.backend import Int4Backend
 from kimi_k3.engine.cpu.experts import Int4CpuExperts
+from kimi_k3.words import backends as names
 from kimi_k3.words.weights import Int4Layout
 
 
@@ -18,7 +19,7 @@ def _scheme(w13_scales: torch.Tensor, w2_scales: torch.Tensor) -> FusedMoEQuantC
 
 
 CPU_INT4 = Int4Backend(
-    name="CPU_INT4",
+    name=names.CPU_INT4,
     layout=Int4Layout.PLAIN,
     experts_class=Int4CpuExperts,
     scheme=_scheme,

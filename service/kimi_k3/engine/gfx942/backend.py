@@ -4,10 +4,11 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from vllm._aiter_ops import rocm_aiter_ops
+from vllm import envs
+from vllm._aiter_ops import IS_AITER_FOUND, rocm_aiter_ops
 from vllm.model_executor.layers.fused_moe import FusedMoEConfig, FusedMoEQuantConfig
 from vllm.model_executor.layers.fused_moe.oracle.mxfp4 import (
     Mxfp4MoeBackend,
@@ -20,10 +21,8 @@ from vllm.model_executor.layers.quantization.utils.quant_utils import QuantKey, 
 from kimi_k3.engine.backend import Int4Backend
 from kimi_k3.engine.request import INT4_FLAG
 from kimi_k3.errors import OperatorError
+from kimi_k3.words.backends import AITER_INT4
 from kimi_k3.words.weights import Int4Layout
-
-NAME = "AITER_INT4_BF16"
-"""vLLM calls it by the name of the MXFP4 back end whose Python it shares, ``AITER_MXFP4_BF16``."""
 
 
 def aiter_backend(moe: FusedMoEConfig) -> Int4Backend:
@@ -33,22 +32,47 @@ def aiter_backend(moe: FusedMoEConfig) -> Int4Backend:
         OperatorError: it is closed, and stock vLLM would ignore the request and emulate MXFP4 at a few tokens
             per second; or activations would not stay bf16. Names what is in the way.
     """
-    if not _use_k3_situ_int4_gfx942(moe):
-        raise _closed_gate(moe)
-    if rocm_aiter_ops.is_fused_moe_situv2_enabled():
+    found = lack(moe)
+    if found is None and not _use_k3_situ_int4_gfx942(moe):
+        found = Lack("vLLM's gate for it is closed", "report this with the log: nobody knows why")
+    if found is not None:
         raise OperatorError(
-            f"{INT4_FLAG}: VLLM_ROCM_USE_AITER_MOE_SITUV2 is "
-            f"{rocm_aiter_ops.get_fused_moe_situv2_activation()}, which quantises activations for "
-            "kernels that gfx942 does not have",
-            remedy="set VLLM_ROCM_USE_AITER_MOE_SITUV2=a16w4, as the profiles do",
+            f"{INT4_FLAG}: {found.why}: vLLM would ignore the request and emulate MXFP4, or compute wrongly",
+            remedy=found.remedy,
         )
     return Int4Backend(
-        name=NAME,
+        name=AITER_INT4,
         layout=Int4Layout.AITER,
         experts_class=experts_class(),
         scheme=_scheme,
         as_kernels_want=_as_kernels_want,
     )
+
+
+class Lack(NamedTuple):
+    """What is in the way, and what to do."""
+
+    why: str
+    remedy: str
+
+
+def lack(moe: FusedMoEConfig) -> Lack | None:
+    """Which condition of vLLM's ``_use_k3_situ_int4_gfx942`` does not hold, but for the request itself."""
+    if not IS_AITER_FOUND:
+        return Lack("AITER is not installed", "use the image, or install AITER 0.1.23 or later")
+    if not envs.VLLM_ROCM_USE_AITER:
+        return Lack("VLLM_ROCM_USE_AITER is not 1", "set VLLM_ROCM_USE_AITER=1, as the profiles do")
+    if not envs.VLLM_ROCM_USE_AITER_MOE:
+        return Lack("VLLM_ROCM_USE_AITER_MOE is 0", "leave VLLM_ROCM_USE_AITER_MOE out")
+    if moe.activation_situ_linear_beta is None:
+        return Lack("the checkpoint names no linear beta for SiTU", "serve a Kimi-K3 checkpoint")
+    if rocm_aiter_ops.is_fused_moe_situv2_enabled():
+        activation = rocm_aiter_ops.get_fused_moe_situv2_activation()
+        return Lack(
+            f"VLLM_ROCM_USE_AITER_MOE_SITUV2 is {activation}, for kernels that gfx942 does not have",
+            "set VLLM_ROCM_USE_AITER_MOE_SITUV2=a16w4, as the profiles do",
+        )
+    return None
 
 
 @cache
@@ -85,24 +109,3 @@ def _as_kernels_want(weights: torch.Tensor, scales: torch.Tensor) -> tuple[torch
     as_int4: torch.Tensor = weights.view(dtypes.i4x2)
     as_int4.__dict__["is_shuffled"] = True  # AITER asks the tensor for it
     return as_int4, scales.reshape(-1)
-
-
-def _closed_gate(moe: FusedMoEConfig) -> OperatorError:
-    """Which of the conditions of vLLM's ``_use_k3_situ_int4_gfx942`` does not hold."""
-    from vllm import envs
-    from vllm._aiter_ops import IS_AITER_FOUND
-
-    if not IS_AITER_FOUND:
-        why, remedy = "AITER is not installed", "use the image, or install AITER 0.1.23 or later"
-    elif not envs.VLLM_ROCM_USE_AITER:
-        why, remedy = "VLLM_ROCM_USE_AITER is not 1", "set VLLM_ROCM_USE_AITER=1, as the profiles do"
-    elif not envs.VLLM_ROCM_USE_AITER_MOE:
-        why, remedy = "VLLM_ROCM_USE_AITER_MOE is 0", "leave VLLM_ROCM_USE_AITER_MOE out"
-    elif moe.activation_situ_linear_beta is None:
-        why, remedy = "the checkpoint names no linear beta for SiTU", "serve a Kimi-K3 checkpoint"
-    else:
-        why, remedy = "vLLM's gate for it is closed", "report this with the log: nobody knows why"
-    return OperatorError(
-        f"{INT4_FLAG}: {why}, and vLLM would ignore the request and emulate MXFP4 without a word",
-        remedy=remedy,
-    )
