@@ -13,8 +13,16 @@ def require_startable(profile: Profile) -> None:
     Without this, a start would leave out what it cannot say, and serve something else or fail an hour later.
 
     Raises:
-        OperatorError: it spans several nodes, or needs a second checkpoint.
+        OperatorError: it spans several nodes, needs a second checkpoint, or has ranks that the supervisor
+            does not follow.
     """
+    if profile.nodes == 1 and profile.ranks > profile.tensor_parallel_size:
+        raise OperatorError(
+            f"--profile {profile.name}: {profile.ranks} ranks on one node, and a start here follows those of "
+            f"tensor parallelism, {profile.tensor_parallel_size}",
+            remedy="leave pipeline and data parallelism at 1",
+            exit_code=ExitCode.USAGE,
+        )
     if profile.nodes > 1:
         raise OperatorError(
             f"--profile {profile.name}: spans {profile.nodes} nodes, and one start here is one node",
