@@ -8,12 +8,16 @@ import json
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from kimi_k3 import __version__
+from kimi_k3.checkpoint import make_tiny_checkpoint
 from kimi_k3.cli import run
+from kimi_k3.plan.overrides import WHY
+from kimi_k3.preflight import device
 from tests.surroundings import SURROUNDINGS
 
 
@@ -53,7 +57,7 @@ from tests.surroundings import SURROUNDINGS
         (["serve", "x", "--served-model-name", "x\udcff", "--dry-run"], 2, "is not UTF-8"),
         (["serve", "x", "--start-timeout", "1e10", "--dry-run"], 2, "7 days"),
         (
-            ["serve", "x", "--wait-vram", "1", "--dry-run"],
+            ["serve", "x", "--profile", "cpu-tiny", "--wait-vram", "1", "--dry-run"],
             2,
             "--wait-vram has no effect with profile cpu-tiny",
         ),
@@ -62,6 +66,18 @@ from tests.surroundings import SURROUNDINGS
         (["preflight", "--profile", "ep9"], 2, "there is no such profile"),
         (["preflight", "--weights", "int5"], 2, "did you mean 'int4'?"),
         (["preflight", ""], 2, "unset shell variable"),
+        (["preflight", "--image", "--port", "1"], 2, "--port with --image"),
+        (["preflight", "--port", "0"], 2, "--port 0: is not a port"),
+        *(
+            ([command, "x", *arguments], 2, part)
+            for command in ("serve", "preflight", "plan")
+            for arguments, part in (
+                (["--set", "max-model-length=1"], "did you mean 'max-model-len'?"),
+                (["--set", "max-model-len=8", "--max-model-len", "9"], "--max-model-len is given, too"),
+                (["--profile", "ep8", "--set", "gpu-memory-utilization=1"], "at most 0.97"),
+            )
+        ),
+        (["serve", "x", "--set", "pipeline-parallel-size=2"], 2, "2 ranks on one node"),
         (["convert-report", "/no/such/dir"], 4, "/no/such/dir"),
         (["convert-report", "/no/such/dir", "--layers", "1"], 4, "/no/such/dir"),
         (["convert-report", "x", "--rule", "msee"], 2, "did you mean 'mse'?"),
@@ -91,6 +107,36 @@ def test_a_mistake_is_one_line(
     assert err.count("\n") == 1
     assert part in err
     assert ";" in err
+
+
+@pytest.mark.parametrize(("kfd", "profile"), [(True, "ep8"), (False, "cpu-tiny")])
+def test_the_profile_that_nobody_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], kfd: bool, profile: str
+) -> None:
+    """What ``preflight`` checked is what ``serve`` starts; an image says nothing of the machine to come."""
+    monkeypatch.setattr(
+        device, "usual_profile", partial(device.usual_profile, kfd=Path("/dev/null" if kfd else "/no"))
+    )
+    for arguments, expected in (([], profile), (["--image"], "ep8")):
+        run(["preflight", "--json", *arguments])
+        assert json.loads(capsys.readouterr().out)["profile"] == expected
+    # Only one of them has something to wait for, and the error says which one is meant.
+    run(["serve", "/no/such/dir", "--wait-vram", "1", "--accept-lossy"])
+    assert ("has no effect with profile cpu-tiny" in capsys.readouterr().err) is not kfd
+
+
+def test_what_was_planned_can_be_started(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The same words change the same flags, and the dry run shows them with who wanted them."""
+    make_tiny_checkpoint(tmp_path / "tiny")
+    settings = ["--profile", "cpu-tiny", "--set", "max-model-len=512", "--set", "max-num-seqs=3"]
+    assert run(["plan", str(tmp_path / "tiny"), *settings, "--json"]) == 0
+    planned = json.loads(capsys.readouterr().out)["argv"]
+    assert run(["serve", str(tmp_path / "tiny"), *settings, "--dry-run"]) == 0
+    script = capsys.readouterr().out
+    for flag, value in (("--max-model-len", "512"), ("--max-num-seqs", "3")):
+        assert planned[planned.index(flag) + 1] == value
+        assert f" {flag} {value} " in script
+        assert f"# {flag}: {WHY}" in script
 
 
 def test_a_bad_consent_variable(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

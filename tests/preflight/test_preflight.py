@@ -12,7 +12,7 @@ import pytest
 from kimi_k3.errors import ExitCode, OperatorError
 from kimi_k3.preflight import engine
 from kimi_k3.preflight.cores import check_cores
-from kimi_k3.preflight.device import check_device
+from kimi_k3.preflight.device import check_device, usual_profile
 from kimi_k3.preflight.network import check_port_free
 from kimi_k3.preflight.state import check_state_dir
 from kimi_k3.profiles.load import load_profile
@@ -92,6 +92,14 @@ def test_gpus_that_are_not_there(tmp_path: Path) -> None:
     (tmp_path / "kfd").touch()
     check_device(load_profile("ep8"), kfd=tmp_path / "kfd")
     check_device(load_profile("cpu-tiny"), kfd=tmp_path / "none")
+
+
+def test_the_profile_of_a_machine(tmp_path: Path) -> None:
+    """One for all commands that are about this machine: where there are GPUs, they are what is meant."""
+    assert usual_profile(kfd=tmp_path / "kfd") == "cpu-tiny"
+    assert usual_profile(image=True, kfd=tmp_path / "kfd") == "ep8"
+    (tmp_path / "kfd").touch()
+    assert usual_profile(kfd=tmp_path / "kfd") == "ep8"
 
 
 def test_cores() -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The checkpoint is whole, the consent is there, and the start fits: what other rooms found, as findings."""
+"""Profile, checkpoint, consent and fit: what other rooms say of them, as findings."""
 
 from __future__ import annotations
 
@@ -10,10 +10,21 @@ from kimi_k3.errors import ExitCode, OperatorError
 from kimi_k3.plan.consent import require_consent
 from kimi_k3.plan.launch import Deployment
 from kimi_k3.plan.report import Plan
+from kimi_k3.plan.startable import require_startable
 from kimi_k3.preflight.finding import Finding, failed, of_error, passed, warned
 from kimi_k3.preflight.memory import sized
+from kimi_k3.profiles.schema import Profile
 
-CHECKPOINT, CONSENT, PLAN = "checkpoint", "consent", "plan"
+PROFILE, CHECKPOINT, CONSENT, PLAN = "profile", "checkpoint", "consent", "plan"
+
+
+def check_profile(profile: Profile) -> Finding:
+    """One start can be told all that the profile says."""
+    try:
+        require_startable(profile)
+    except OperatorError as error:
+        return of_error(PROFILE, error)
+    return passed(PROFILE, f"{profile.name} is for one node and one checkpoint")
 
 
 def check_checkpoint(found: Checkpoint | OperatorError) -> Iterator[Finding]:

@@ -85,7 +85,7 @@ def _of_machine(machine: Machine, subject: Subject) -> Iterator[Finding]:
     yield check_consent(subject.deployment)
     if subject.plan is not None:
         yield from check_plan(subject.plan)
-    yield from check_environment(subject, machine.environment)
+    yield from check_environment(machine, subject)
     yield check_shared_memory(machine, subject)
     yield from check_memory(machine, subject)
     yield from check_caches(machine, subject.variables(machine.environment), on_gpus=subject.on_gpus)

