@@ -500,10 +500,14 @@ def _options(context: Any) -> Iterable[str]:
 
 
 def main() -> None:
-    """Entry point of the command ``kimi-k3``."""
+    """Run the command ``kimi-k3`` and exit."""
     mend_streams()
-    end_cleanly()
-    sys.exit(run(sys.argv[1:]))
+    try:
+        end_cleanly(__name__)
+        code = run(sys.argv[1:])
+    except KeyboardInterrupt:
+        code = ExitCode.INTERRUPTED
+    sys.exit(code)
 
 
 if __name__ == "__main__":
