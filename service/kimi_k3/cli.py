@@ -12,7 +12,7 @@ import importlib.util
 import os
 import sys
 from collections.abc import Iterable
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import typer
 
@@ -39,6 +39,8 @@ app = typer.Typer(
 )
 checkpoint_app = typer.Typer(help="Look at a checkpoint, or make a tiny one.", rich_markup_mode=None)
 app.add_typer(checkpoint_app, name="checkpoint")
+
+Given = TypeVar("Given", str, int)
 
 UsageError: Any = typer.BadParameter.__mro__[1]
 """The parser's usage error, wherever the installed typer keeps it."""
@@ -410,14 +412,18 @@ def demo(
 @app.command()
 def doctor(
     log: Annotated[
-        str | None, typer.Option(metavar="<path>", help="Log of vLLM, of any size; - is standard input.")
+        list[str] | None,
+        typer.Option(
+            metavar="<path>",
+            help="Log of vLLM, of any size, also as gzip, bzip2 or xz; - is standard input.",
+        ),
     ] = None,
     exit_code: Annotated[
-        int | None,
+        list[int] | None,
         typer.Option(help="How the engine ended: -9, or 137 as shells and containers tell it."),
     ] = None,
     state: Annotated[
-        str | None,
+        list[str] | None,
         typer.Option(
             "--state",
             "--state-dir",
@@ -430,14 +436,17 @@ def doctor(
 ) -> int:
     """Tell why an engine ended, from its log, exit code or journal.
 
-    Exit code 0: a cause was found; 1: unknown, or the log cannot be read; 2: wrong usage.
+    Exit code 0: a cause was found, or nothing failed (it runs, or ended on request); 1: unknown; 2: wrong
+    usage; 6: the log or the state directory is missing or cannot be read. What is only noticed is no cause.
     """
-    from kimi_k3.doctor import run_doctor
+    from kimi_k3.doctor.command import run_doctor
 
+    path = _once("--log", log, "join the parts: cat PART... | kimi-k3 doctor --log -")
+    directory = _once("--state", state, "ask for one after the other")
     return run_doctor(
-        log=None if log is None else log if log == "-" else given_path("--log", log),
-        exit_code=exit_code,
-        state_dir=None if state is None else given_path("--state", state, absolute=True),
+        log=path if path is None or path == "-" else given_path("--log", path),
+        exit_code=_once("--exit-code", exit_code, "give that of vLLM"),
+        state_dir=None if directory is None else given_path("--state", directory, absolute=True),
         as_json=as_json,
     )
 
@@ -446,6 +455,14 @@ def doctor(
 def version() -> None:
     """Print the version."""
     print(__version__)
+
+
+def _once(option: str, values: list[Given] | None, remedy: str) -> Given | None:
+    """The value of an option of which a second would contradict the first."""
+    if values and len(values) > 1:
+        given = ", ".join(map(str, values))
+        raise OperatorError(f"{option} is given twice: {given}", remedy=remedy, exit_code=ExitCode.USAGE)
+    return values[0] if values else None
 
 
 def _require_numbers(command: str) -> None:
@@ -515,10 +532,14 @@ def _options(context: Any) -> Iterable[str]:
 
 
 def main() -> None:
-    """Entry point of the command ``kimi-k3``."""
+    """Run the command ``kimi-k3`` and exit."""
     mend_streams()
-    end_cleanly()
-    sys.exit(run(sys.argv[1:]))
+    try:
+        end_cleanly(__name__)
+        code = run(sys.argv[1:])
+    except KeyboardInterrupt:
+        code = ExitCode.INTERRUPTED
+    sys.exit(code)
 
 
 if __name__ == "__main__":

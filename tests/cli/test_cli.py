@@ -8,6 +8,7 @@ import json
 import subprocess
 import sys
 import time
+import tomllib
 from functools import partial
 from pathlib import Path
 
@@ -180,6 +181,58 @@ def test_help_is_quick_and_loads_nothing_heavy() -> None:
     assert done.stdout.splitlines()[-1] == "[]"
     # Twice the promise: the machine that tests may be busy.
     assert time.monotonic() - begun < 1.0
+
+
+def test_the_command_begins_where_nothing_is_imported_yet() -> None:
+    """A Ctrl-C meets the handler instead of an import."""
+    entry = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]["scripts"]
+    assert entry == {"kimi-k3": "kimi_k3.__main__:main"}
+    code = "import sys, kimi_k3.__main__; print(sorted({'typer', 'click', 'kimi_k3.cli'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+@pytest.mark.parametrize("signals", [1, 3])
+def test_an_interrupt_while_the_command_is_imported(tmp_path: Path, signals: int) -> None:
+    """Nothing has begun, so nothing is to be told, least of all where in an import it was."""
+    interrupting = f"import os, signal\nfor _ in range({signals}):\n os.kill(os.getpid(), signal.SIGINT)\n"
+    (tmp_path / "typer.py").write_text(interrupting)
+    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from kimi_k3.__main__ import main; main()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+def test_an_interrupt_while_a_command_imports_its_room(tmp_path: Path) -> None:
+    """pydantic makes a traceback of it, and whatever catches all exceptions forgets it."""
+    (tmp_path / "yaml.py").write_text(
+        "import os, signal\ntry:\n os.kill(os.getpid(), signal.SIGINT)\nexcept BaseException: pass\n"
+    )
+    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from kimi_k3.__main__ import main; main()"
+    command = [sys.executable, "-c", code, "doctor", "--exit-code", "-9"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+def test_an_ignored_interrupt_stays_ignored() -> None:
+    """A background job of a script is not what Ctrl-C is for."""
+    code = (
+        "import os, signal; signal.signal(signal.SIGINT, signal.SIG_IGN); import kimi_k3.cli as cli;"
+        "cli.run = lambda arguments: os.kill(os.getpid(), signal.SIGINT) or 7;"
+        "from kimi_k3.__main__ import main; main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (7, "")
+
+
+def test_an_interrupt_after_the_imports_ends_the_command() -> None:
+    """Whatever it is at may have to be cleaned up, so from there on it is an exception again."""
+    code = (
+        "import os, signal, kimi_k3.cli as cli;"
+        "cli.run = lambda arguments: os.kill(os.getpid(), signal.SIGINT);"
+        "from kimi_k3.__main__ import main; import atexit; atexit.register(print, 'cleaned'); main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "cleaned\n", "")
 
 
 def test_the_supervisor_imports_neither_torch_nor_vllm() -> None:
