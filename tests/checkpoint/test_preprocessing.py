@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from kimi_k3.checkpoint import ProblemKind, inspect_checkpoint, require_servable
-from kimi_k3.checkpoint.preprocessing import preprocessing_problems
+from kimi_k3.checkpoint.preprocessing import Code, code_in, preprocessing_problems
 from kimi_k3.checkpoint.tiny_files import json_files
 from kimi_k3.errors import ExitCode, OperatorError
 
@@ -55,6 +56,23 @@ def test_both_forms(tiny: Path) -> None:
     assert whats(tiny) == []
     (tiny / VOCABULARY).write_text("IQ== 0\n")
     assert whats(tiny) == []
+
+
+def test_code_that_comes_with_a_checkpoint(published: Path) -> None:
+    """The published tokenizer is Python beside the weights: whoever lets it run must see what it is."""
+    code = code_in(published)
+    assert code.needed_by == (CONFIG,)
+    assert [name for name, _ in code.files] == [MODULE]
+    assert code.files[0][1] == hashlib.sha256((published / MODULE).read_bytes()).hexdigest()[:12]
+    edit_json(published / IMAGES, auto_map={"AutoImageProcessor": "k3_vision.Processor"})
+    assert code_in(published).needed_by == (CONFIG, IMAGES)
+
+
+def test_a_tokenizer_without_code(tiny: Path) -> None:
+    """With tokenizer.json nothing of the checkpoint needs to run, whatever its auto_map says."""
+    assert code_in(tiny) == Code(needed_by=(), files=())
+    edit_json(tiny / CONFIG, auto_map={"AutoTokenizer": ["elsewhere.Class", None]})
+    assert code_in(tiny).needed_by == ()
 
 
 def test_the_published_form(published: Path) -> None:

@@ -8,9 +8,12 @@ with the Python module that ``tokenizer_config.json`` names.
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import json
 import os
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +27,7 @@ IMAGES = ("preprocessor_config.json", "processor_config.json")
 OPTIONAL = ("special_tokens_map.json", "added_tokens.json")
 #: Bytes; a tokenizer.json of 163,840 tokens and their merges has some 20 MB.
 MAX_BYTES = 256 << 20
+MAX_CODE_BYTES = 4 << 20
 
 _AGAIN = "download that file again"
 _MISSING = "download it, it belongs to the checkpoint"
@@ -52,6 +56,42 @@ def preprocessing_problems(directory: Path) -> Iterator[Problem]:
                 yield from _modules(directory, found)
     if _there(directory / VOCABULARY) and (bad := _unreadable(directory / VOCABULARY)) is not None:
         yield bad
+
+
+@dataclass(frozen=True)
+class Code:
+    """Python that comes with a checkpoint.
+
+    Attributes:
+        needed_by: files whose ``auto_map`` names a class in it that vLLM cannot do without.
+        files: every module in the directory and the first digits of its SHA-256.
+    """
+
+    needed_by: tuple[str, ...]
+    files: tuple[tuple[str, str], ...]
+
+
+def code_in(directory: Path) -> Code:
+    """What vLLM would run of a checkpoint, if it is allowed to.
+
+    A tokenizer in the form of ``tokenizers`` needs none, whatever its ``auto_map`` says.
+    """
+    needed = []
+    for name, classes, instead in (
+        (TOKENIZER_CONFIG, "AutoTokenizer", TOKENIZER),
+        *((name, kind, None) for name in IMAGES for kind in ("AutoProcessor", "AutoImageProcessor")),
+    ):
+        found = _document(directory / name) if _there(directory / name) else {}
+        mapped = found.get("auto_map") if isinstance(found, dict) else None
+        names_one = isinstance(mapped, dict) and mapped.get(classes)
+        if names_one and name not in needed and (instead is None or not _there(directory / instead)):
+            needed.append(name)
+    modules = []
+    for path in sorted(directory.glob("*.py")):
+        with contextlib.suppress(OSError):
+            raw = read_small(path, limit=MAX_CODE_BYTES)
+            modules.append((path.name, hashlib.sha256(raw).hexdigest()[:12]))
+    return Code(needed_by=tuple(needed), files=tuple(modules))
 
 
 def _modules(directory: Path, config: dict[str, Any]) -> Iterator[Problem]:

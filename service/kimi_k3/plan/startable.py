@@ -19,6 +19,6 @@ def require_startable(profile: Profile) -> None:
     if profile.not_startable is not None:
         raise OperatorError(
             f"--profile {profile.name}: {profile.not_startable}",
-            remedy="take a profile for one node, one checkpoint and tensor parallelism alone, e.g. ep8",
+            remedy="take a profile of one node, one checkpoint and tensor parallelism, e.g. --profile ep8",
             exit_code=ExitCode.USAGE,
         )

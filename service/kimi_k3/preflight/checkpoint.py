@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from kimi_k3.checkpoint import Checkpoint
+from kimi_k3.checkpoint.preprocessing import code_in
 from kimi_k3.errors import ExitCode, OperatorError
 from kimi_k3.plan.consent import require_consent
 from kimi_k3.plan.launch import Deployment
@@ -15,7 +16,7 @@ from kimi_k3.preflight.finding import Finding, failed, of_error, passed, warned
 from kimi_k3.preflight.memory import sized
 from kimi_k3.profiles.schema import Profile
 
-PROFILE, CHECKPOINT, CONSENT, PLAN = "profile", "checkpoint", "consent", "plan"
+PROFILE, CHECKPOINT, CODE, CONSENT, PLAN = "profile", "checkpoint", "checkpoint-code", "consent", "plan"
 
 
 def check_profile(profile: Profile) -> Finding:
@@ -42,6 +43,26 @@ def check_checkpoint(found: Checkpoint | OperatorError) -> Iterator[Finding]:
         yield passed(
             CHECKPOINT, f"{found.path}: {len(found.shards)} shards, {found.tensor_count:,} tensors, {size}"
         )
+
+
+def check_code(checkpoint: Checkpoint, *, allowed: bool) -> Finding:
+    """Python in the checkpoint: allowed where it is needed, and named where it will run.
+
+    Args:
+        allowed: whether vLLM gets ``--trust-remote-code``.
+    """
+    code = code_in(checkpoint.path)
+    named = ", ".join(f"{name} (sha256 {digest}...)" for name, digest in code.files) or "none"
+    if not allowed and code.needed_by:
+        return failed(
+            CODE,
+            f"{checkpoint.path}: {' and '.join(code.needed_by)} need Python of the checkpoint ({named}), "
+            "which the profile does not let vLLM run",
+            "take a profile with --trust-remote-code, e.g. ep8, if you trust the source of the checkpoint",
+        )
+    if allowed and code.files:
+        return passed(CODE, f"vLLM may run Python of the checkpoint: {named}")
+    return passed(CODE, f"vLLM runs no Python of the checkpoint ({named} there)")
 
 
 def check_consent(deployment: Deployment) -> Finding:

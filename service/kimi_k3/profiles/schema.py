@@ -173,7 +173,7 @@ class Profile(_Strict):
             return "needs a second checkpoint, a draft, which cannot be named yet"
         if self.ranks > self.tensor_parallel_size:
             return (
-                f"has {self.ranks} ranks, and a start here follows those of tensor parallelism, "
+                f"has {self.ranks} ranks on one node, and a start here follows those of tensor parallelism, "
                 f"{self.tensor_parallel_size}"
             )
         return None
