@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 from tests.checkpoint.imitation import PUBLISHED_CONFIG, PUBLISHED_SHARDS, write_imitation
-from tests.serving.deployment import COMMAND, Mode, environment, started
+from tests.serving.deployment import COMMAND, TOY, Mode, environment, started
 
 from kimi_k3.checkpoint import make_tiny_checkpoint
 
@@ -75,9 +75,14 @@ def main() -> None:
         _row("kimi-k3 checkpoint show PUBLISHED-SIZE", "checkpoint", "show", directory / "published")
         _row("kimi-k3 serve EMPTY (refused)", "serve", directory / "empty")
         _row(
-            "kimi-k3 serve TINY --weights int4 (no consent)", "serve", directory / "tiny", "--weights", "int4"
+            "kimi-k3 serve TINY --weights int4 (no consent)",
+            "serve",
+            directory / "tiny",
+            *TOY,
+            "--weights",
+            "int4",
         )
-        _row("kimi-k3 serve TINY --dry-run", "serve", directory / "tiny", "--dry-run")
+        _row("kimi-k3 serve TINY --dry-run", "serve", directory / "tiny", *TOY, "--dry-run")
         print("\n| start | seconds to ready | tokens/s, one request |\n|---|---|---|")
         for mode in (Mode(), Mode(weights="int4"), Mode(weights="int4", ranks=2, expert_parallel=True)):
             _start(directory / "tiny", directory / str(mode), mode)

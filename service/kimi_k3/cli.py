@@ -12,7 +12,7 @@ import importlib.util
 import os
 import sys
 from collections.abc import Iterable
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import typer
 
@@ -40,6 +40,8 @@ app = typer.Typer(
 checkpoint_app = typer.Typer(help="Look at a checkpoint, or make a tiny one.", rich_markup_mode=None)
 app.add_typer(checkpoint_app, name="checkpoint")
 
+Given = TypeVar("Given", str, int)
+
 UsageError: Any = typer.BadParameter.__mro__[1]
 """The parser's usage error, wherever the installed typer keeps it."""
 
@@ -51,6 +53,22 @@ StateDir = Annotated[
         help="Directory of the journal. Default: $KIMI_K3_STATE_DIR, else ~/.local/state/kimi-k3.",
         show_default=False,
     ),
+]
+
+Weights = Annotated[str | None, typer.Option(help="Routed experts as int4 (lossy) or mxfp4.")]
+AcceptLossy = Annotated[
+    bool, typer.Option("--accept-lossy", help="Consent to int4. Also: KIMI_K3_ACCEPT_LOSSY=1.")
+]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="name=value", help="Change the profile, e.g. max-model-len=65536."),
+]
+TensorParallelSize = Annotated[int | None, typer.Option(help="Ranks, up to 1024. Default: the profile's.")]
+MaxModelLen = Annotated[int | None, typer.Option(help="Tokens of prompt and answer.")]
+MaxNumSeqs = Annotated[int | None, typer.Option(help="Requests at a time, at most 65536.")]
+ProfileHere = Annotated[
+    str | None,
+    typer.Option(help="Named deployment. Default: ep8 where /dev/kfd is, else cpu-tiny.", show_default=False),
 ]
 
 NegativeScale = Annotated[
@@ -71,26 +89,23 @@ AllowNonfinite = Annotated[
 @app.command()
 def serve(
     checkpoint: Annotated[str, typer.Argument(help="Directory with config.json and the shards.")],
-    profile: Annotated[str, typer.Option(help="Named deployment.")] = "cpu-tiny",
-    weights: Annotated[str | None, typer.Option(help="Routed experts as int4 (lossy) or mxfp4.")] = None,
-    accept_lossy: Annotated[
-        bool, typer.Option("--accept-lossy", help="Consent to int4. Also: KIMI_K3_ACCEPT_LOSSY=1.")
-    ] = False,
+    profile: ProfileHere = None,
+    settings: Settings = None,
+    weights: Weights = None,
+    accept_lossy: AcceptLossy = False,
     scale_rule: Annotated[str | None, typer.Option(help="Scales of int4 by mse or amax.")] = None,
     negative_scale: NegativeScale = True,
     allow_nonfinite: AllowNonfinite = False,
     host: Annotated[str, typer.Option(help="Address the engine listens on.")] = HOST,
     port: Annotated[int, typer.Option(help="Port the engine listens on.")] = ENGINE_PORT,
     served_model_name: Annotated[str, typer.Option(help="Model name in the API.")] = "kimi-k3",
-    tensor_parallel_size: Annotated[
-        int | None, typer.Option(help="Ranks, up to 1024. Default: the profile's.")
-    ] = None,
+    tensor_parallel_size: TensorParallelSize = None,
     expert_parallel: Annotated[
         bool | None,
         typer.Option("--expert-parallel/--no-expert-parallel", help="Whole experts per rank, not slices."),
     ] = None,
-    max_model_len: Annotated[int | None, typer.Option(help="Tokens of prompt and answer.")] = None,
-    max_num_seqs: Annotated[int | None, typer.Option(help="Requests at a time, at most 65536.")] = None,
+    max_model_len: MaxModelLen = None,
+    max_num_seqs: MaxNumSeqs = None,
     dtype: Annotated[str | None, typer.Option(help="Type of activations and other weights.")] = None,
     state_dir: StateDir = None,
     api_key_file: Annotated[
@@ -108,6 +123,7 @@ def serve(
 ) -> int:
     """Check the checkpoint and the machine, start vLLM and follow it until it ends."""
     from kimi_k3.plan.options import Options
+    from kimi_k3.preflight.device import usual_profile
     from kimi_k3.supervisor.serve import serve as serve_with
     from kimi_k3.words.environment import check_operators_environment
 
@@ -129,10 +145,11 @@ def serve(
         dtype=dtype,
         start_timeout=start_timeout,
         drain_timeout=drain_timeout,
+        settings=tuple(settings or ()),
     )
     return serve_with(
         options,
-        profile_name=profile,
+        profile_name=usual_profile() if profile is None else profile,
         state_dir=None if state_dir is None else given_path("--state-dir", state_dir, absolute=True),
         api_key_file=None if api_key_file is None else given_path("--api-key-file", api_key_file),
         wait_vram=wait_vram,
@@ -194,20 +211,20 @@ def show(
 @app.command()
 def plan(
     checkpoint: Annotated[str, typer.Argument(help="Directory with config.json; nothing else is needed.")],
-    profile: Annotated[str, typer.Option(help="Named deployment.")] = "ep8",
+    profile: Annotated[
+        str, typer.Option(help="Named deployment. The plan is about its nodes, not about this machine.")
+    ] = "ep8",
     gpu: Annotated[
         str | None, typer.Option(help="mi325x, mi300x or mi355x. Default: what the profile is for.")
     ] = None,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="name=value", help="Change the profile, e.g. max-model-len=65536."),
-    ] = None,
+    settings: Settings = None,
+    tensor_parallel_size: TensorParallelSize = None,
+    max_model_len: MaxModelLen = None,
+    max_num_seqs: MaxNumSeqs = None,
     storage: Annotated[
         float | None, typer.Option(help="GB per second that the storage delivers, to tell the time.")
     ] = None,
-    accept_lossy: Annotated[
-        bool, typer.Option("--accept-lossy", help="Consent to int4. Also: KIMI_K3_ACCEPT_LOSSY=1.")
-    ] = False,
+    accept_lossy: AcceptLossy = False,
     as_json: Annotated[bool, typer.Option("--json", help="The figures as JSON.")] = False,
 ) -> int:
     """Tell in a second whether a start will fit, what it will use, and what command will run.
@@ -225,10 +242,13 @@ def plan(
                 port=ENGINE_PORT,
                 served_model_name="kimi-k3",
                 accept_lossy=accept_lossy,
+                tensor_parallel_size=tensor_parallel_size,
+                max_model_len=max_model_len,
+                max_num_seqs=max_num_seqs,
+                settings=tuple(settings or ()),
             ),
             profile=profile,
             gpu=gpu,
-            settings=settings or (),
             gigabytes_per_second=storage,
             as_json=as_json,
         )
@@ -240,11 +260,18 @@ def preflight(
     checkpoint: Annotated[
         str | None, typer.Argument(help="Directory with config.json and the shards.")
     ] = None,
-    profile: Annotated[str, typer.Option(help="Named deployment.")] = "ep8",
-    weights: Annotated[str | None, typer.Option(help="Routed experts as int4 (lossy) or mxfp4.")] = None,
-    accept_lossy: Annotated[
-        bool, typer.Option("--accept-lossy", help="Consent to int4. Also: KIMI_K3_ACCEPT_LOSSY=1.")
-    ] = False,
+    profile: Annotated[
+        str | None,
+        typer.Option(help="Named deployment. Default: as for serve; ep8 with --image.", show_default=False),
+    ] = None,
+    settings: Settings = None,
+    weights: Weights = None,
+    accept_lossy: AcceptLossy = False,
+    tensor_parallel_size: TensorParallelSize = None,
+    max_model_len: MaxModelLen = None,
+    max_num_seqs: MaxNumSeqs = None,
+    port: Annotated[int | None, typer.Option(help="Port that must be free. Default: none is tried.")] = None,
+    state_dir: StateDir = None,
     wait_vram: Annotated[
         float | None,
         typer.Option(metavar="<seconds>", help="Wait so long for GPU memory that others free. Default: 0."),
@@ -266,6 +293,7 @@ def preflight(
 
     from kimi_k3.plan.options import Options
     from kimi_k3.preflight.command import Request, run_preflight
+    from kimi_k3.preflight.device import usual_profile
     from kimi_k3.preflight.machine import Machine
     from kimi_k3.words.environment import check_operators_environment
 
@@ -276,13 +304,19 @@ def preflight(
             options=Options(
                 checkpoint=path or Path("CHECKPOINT"),
                 host=HOST,
-                port=ENGINE_PORT,
+                port=ENGINE_PORT if port is None else port,
                 served_model_name="kimi-k3",
                 weights=weights,
                 accept_lossy=accept_lossy,
+                tensor_parallel_size=tensor_parallel_size,
+                max_model_len=max_model_len,
+                max_num_seqs=max_num_seqs,
+                settings=tuple(settings or ()),
             ),
             with_checkpoint=path is not None,
-            profile=profile,
+            profile=usual_profile(image=image) if profile is None else profile,
+            state_dir=None if state_dir is None else given_path("--state-dir", state_dir, absolute=True),
+            listen=port is not None,
             image=image,
             probe_compile=probe_compile,
             wait_vram=wait_vram,
@@ -399,14 +433,18 @@ def demo(
 @app.command()
 def doctor(
     log: Annotated[
-        str | None, typer.Option(metavar="<path>", help="Log of vLLM, of any size; - is standard input.")
+        list[str] | None,
+        typer.Option(
+            metavar="<path>",
+            help="Log of vLLM, of any size, also as gzip, bzip2 or xz; - is standard input.",
+        ),
     ] = None,
     exit_code: Annotated[
-        int | None,
+        list[int] | None,
         typer.Option(help="How the engine ended: -9, or 137 as shells and containers tell it."),
     ] = None,
     state: Annotated[
-        str | None,
+        list[str] | None,
         typer.Option(
             "--state",
             "--state-dir",
@@ -419,14 +457,17 @@ def doctor(
 ) -> int:
     """Tell why an engine ended, from its log, exit code or journal.
 
-    Exit code 0: a cause was found; 1: unknown, or the log cannot be read; 2: wrong usage.
+    Exit code 0: a cause was found, or nothing failed (it runs, or ended on request); 1: unknown; 2: wrong
+    usage; 6: the log or the state directory is missing or cannot be read. What is only noticed is no cause.
     """
-    from kimi_k3.doctor import run_doctor
+    from kimi_k3.doctor.command import run_doctor
 
+    path = _once("--log", log, "join the parts: cat PART... | kimi-k3 doctor --log -")
+    directory = _once("--state", state, "ask for one after the other")
     return run_doctor(
-        log=None if log is None else log if log == "-" else given_path("--log", log),
-        exit_code=exit_code,
-        state_dir=None if state is None else given_path("--state", state, absolute=True),
+        log=path if path is None or path == "-" else given_path("--log", path),
+        exit_code=_once("--exit-code", exit_code, "give that of vLLM"),
+        state_dir=None if directory is None else given_path("--state", directory, absolute=True),
         as_json=as_json,
     )
 
@@ -435,6 +476,14 @@ def doctor(
 def version() -> None:
     """Print the version."""
     print(__version__)
+
+
+def _once(option: str, values: list[Given] | None, remedy: str) -> Given | None:
+    """The value of an option of which a second would contradict the first."""
+    if values and len(values) > 1:
+        given = ", ".join(map(str, values))
+        raise OperatorError(f"{option} is given twice: {given}", remedy=remedy, exit_code=ExitCode.USAGE)
+    return values[0] if values else None
 
 
 def _require_numbers(command: str) -> None:
@@ -504,10 +553,14 @@ def _options(context: Any) -> Iterable[str]:
 
 
 def main() -> None:
-    """Entry point of the command ``kimi-k3``."""
+    """Run the command ``kimi-k3`` and exit."""
     mend_streams()
-    end_cleanly()
-    sys.exit(run(sys.argv[1:]))
+    try:
+        end_cleanly(__name__)
+        code = run(sys.argv[1:])
+    except KeyboardInterrupt:
+        code = ExitCode.INTERRUPTED
+    sys.exit(code)
 
 
 if __name__ == "__main__":

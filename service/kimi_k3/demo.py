@@ -183,7 +183,7 @@ def _child(*arguments: object, log: Any) -> Iterator[subprocess.Popen[bytes]]:
     What the operator's shell has set for a real deployment, such as its API key, is not for the toy.
     """
     child = subprocess.Popen(
-        [sys.executable, "-m", "kimi_k3.cli", *map(str, arguments)],
+        [sys.executable, "-m", "kimi_k3", *map(str, arguments)],
         env={name: value for name, value in os.environ.items() if not name.upper().startswith(PREFIX)},
         stdin=subprocess.DEVNULL,
         stdout=log,

@@ -7,6 +7,7 @@ import io
 import os
 import signal
 import sys
+from types import FrameType
 from typing import Any
 
 
@@ -86,8 +87,32 @@ def _terminate(number: int, _: Any) -> None:
     raise Terminated(number)
 
 
-def end_cleanly() -> None:
-    """Let SIGTERM and SIGHUP raise :class:`Terminated`, in the main thread."""
+def _is_imported_by(module: str, frame: FrameType | None) -> bool:
+    """Whether what runs in ``frame`` does so because ``module`` imports something."""
+    caller = ""
+    while frame is not None:
+        name = frame.f_globals.get("__name__", "")
+        if name == module and caller.partition(".")[0] in ("importlib", "_frozen_importlib"):
+            return True
+        caller, frame = name, frame.f_back
+    return False
+
+
+def end_cleanly(commands: str) -> None:
+    """Let SIGTERM and SIGHUP raise :class:`Terminated`, and SIGINT ``KeyboardInterrupt``; in the main thread.
+
+    Args:
+        commands: the module whose commands import what they need before they begin anything. A SIGINT
+            meanwhile ends the process at once: libraries swallow exceptions there, or wrap them.
+    """
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        if _is_imported_by(commands, frame):
+            os._exit(128 + number)
+        raise KeyboardInterrupt
+
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, interrupt)
     for number in (signal.SIGTERM, signal.SIGHUP):
         # A command that serves has its own way to end, and takes these over.
         if signal.getsignal(number) is signal.SIG_DFL:

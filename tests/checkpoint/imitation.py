@@ -16,7 +16,7 @@ from kimi_k3.checkpoint.config import KimiK3Config, parse_config
 from kimi_k3.checkpoint.index import INDEX_NAME
 from kimi_k3.checkpoint.layout import all_tensors
 from kimi_k3.checkpoint.tiny import safetensors_header, shard_name, split_shards
-from kimi_k3.checkpoint.tiny_files import model_config
+from kimi_k3.checkpoint.tiny_files import json_files, model_config
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -57,6 +57,9 @@ def write_imitation(directory: Path, config_text: str, shards: int) -> None:
         weight_map.update((spec.name, name) for spec in specs)
         total += size
     # As ``json.dumps(index, indent=2)``, the published form, which takes seconds for half a million names.
+    for name, document in json_files().items():
+        if name != "config.json":
+            (directory / name).write_text(json.dumps(document))
     entries = ",\n".join(f'    "{name}": "{shard}"' for name, shard in weight_map.items())
     metadata = f'  "metadata": {{\n    "total_size": {total}\n  }}'
     text = f'{{\n{metadata},\n  "weight_map": {{\n{entries}\n  }}\n}}'

@@ -8,12 +8,17 @@ import json
 import subprocess
 import sys
 import time
+import tomllib
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from kimi_k3 import __version__
+from kimi_k3.checkpoint import make_tiny_checkpoint
 from kimi_k3.cli import run
+from kimi_k3.plan.overrides import WHY
+from kimi_k3.preflight import device
 from tests.surroundings import SURROUNDINGS
 
 
@@ -53,7 +58,7 @@ from tests.surroundings import SURROUNDINGS
         (["serve", "x", "--served-model-name", "x\udcff", "--dry-run"], 2, "is not UTF-8"),
         (["serve", "x", "--start-timeout", "1e10", "--dry-run"], 2, "7 days"),
         (
-            ["serve", "x", "--wait-vram", "1", "--dry-run"],
+            ["serve", "x", "--profile", "cpu-tiny", "--wait-vram", "1", "--dry-run"],
             2,
             "--wait-vram has no effect with profile cpu-tiny",
         ),
@@ -62,6 +67,18 @@ from tests.surroundings import SURROUNDINGS
         (["preflight", "--profile", "ep9"], 2, "there is no such profile"),
         (["preflight", "--weights", "int5"], 2, "did you mean 'int4'?"),
         (["preflight", ""], 2, "unset shell variable"),
+        (["preflight", "--image", "--port", "1"], 2, "--port with --image"),
+        (["preflight", "--port", "0"], 2, "--port 0: is not a port"),
+        *(
+            ([command, "x", *arguments], 2, part)
+            for command in ("serve", "preflight", "plan")
+            for arguments, part in (
+                (["--set", "max-model-length=1"], "did you mean 'max-model-len'?"),
+                (["--set", "max-model-len=8", "--max-model-len", "9"], "--max-model-len is given, too"),
+                (["--profile", "ep8", "--set", "gpu-memory-utilization=1"], "at most 0.97"),
+            )
+        ),
+        (["serve", "x", "--set", "pipeline-parallel-size=2"], 2, "2 ranks on one node"),
         (["convert-report", "/no/such/dir"], 4, "/no/such/dir"),
         (["convert-report", "/no/such/dir", "--layers", "1"], 4, "/no/such/dir"),
         (["convert-report", "x", "--rule", "msee"], 2, "did you mean 'mse'?"),
@@ -91,6 +108,36 @@ def test_a_mistake_is_one_line(
     assert err.count("\n") == 1
     assert part in err
     assert ";" in err
+
+
+@pytest.mark.parametrize(("kfd", "profile"), [(True, "ep8"), (False, "cpu-tiny")])
+def test_the_profile_that_nobody_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], kfd: bool, profile: str
+) -> None:
+    """What ``preflight`` checked is what ``serve`` starts; an image says nothing of the machine to come."""
+    monkeypatch.setattr(
+        device, "usual_profile", partial(device.usual_profile, kfd=Path("/dev/null" if kfd else "/no"))
+    )
+    for arguments, expected in (([], profile), (["--image"], "ep8")):
+        run(["preflight", "--json", *arguments])
+        assert json.loads(capsys.readouterr().out)["profile"] == expected
+    # Only one of them has something to wait for, and the error says which one is meant.
+    run(["serve", "/no/such/dir", "--wait-vram", "1", "--accept-lossy"])
+    assert ("has no effect with profile cpu-tiny" in capsys.readouterr().err) is not kfd
+
+
+def test_what_was_planned_can_be_started(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The same words change the same flags, and the dry run shows them with who wanted them."""
+    make_tiny_checkpoint(tmp_path / "tiny")
+    settings = ["--profile", "cpu-tiny", "--set", "max-model-len=512", "--set", "max-num-seqs=3"]
+    assert run(["plan", str(tmp_path / "tiny"), *settings, "--json"]) == 0
+    planned = json.loads(capsys.readouterr().out)["argv"]
+    assert run(["serve", str(tmp_path / "tiny"), *settings, "--dry-run"]) == 0
+    script = capsys.readouterr().out
+    for flag, value in (("--max-model-len", "512"), ("--max-num-seqs", "3")):
+        assert planned[planned.index(flag) + 1] == value
+        assert f" {flag} {value} " in script
+        assert f"# {flag}: {WHY}" in script
 
 
 def test_a_bad_consent_variable(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -134,6 +181,58 @@ def test_help_is_quick_and_loads_nothing_heavy() -> None:
     assert done.stdout.splitlines()[-1] == "[]"
     # Twice the promise: the machine that tests may be busy.
     assert time.monotonic() - begun < 1.0
+
+
+def test_the_command_begins_where_nothing_is_imported_yet() -> None:
+    """A Ctrl-C meets the handler instead of an import."""
+    entry = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]["scripts"]
+    assert entry == {"kimi-k3": "kimi_k3.__main__:main"}
+    code = "import sys, kimi_k3.__main__; print(sorted({'typer', 'click', 'kimi_k3.cli'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+@pytest.mark.parametrize("signals", [1, 3])
+def test_an_interrupt_while_the_command_is_imported(tmp_path: Path, signals: int) -> None:
+    """Nothing has begun, so nothing is to be told, least of all where in an import it was."""
+    interrupting = f"import os, signal\nfor _ in range({signals}):\n os.kill(os.getpid(), signal.SIGINT)\n"
+    (tmp_path / "typer.py").write_text(interrupting)
+    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from kimi_k3.__main__ import main; main()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+def test_an_interrupt_while_a_command_imports_its_room(tmp_path: Path) -> None:
+    """pydantic makes a traceback of it, and whatever catches all exceptions forgets it."""
+    (tmp_path / "yaml.py").write_text(
+        "import os, signal\ntry:\n os.kill(os.getpid(), signal.SIGINT)\nexcept BaseException: pass\n"
+    )
+    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from kimi_k3.__main__ import main; main()"
+    command = [sys.executable, "-c", code, "doctor", "--exit-code", "-9"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+def test_an_ignored_interrupt_stays_ignored() -> None:
+    """A background job of a script is not what Ctrl-C is for."""
+    code = (
+        "import os, signal; signal.signal(signal.SIGINT, signal.SIG_IGN); import kimi_k3.cli as cli;"
+        "cli.run = lambda arguments: os.kill(os.getpid(), signal.SIGINT) or 7;"
+        "from kimi_k3.__main__ import main; main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (7, "")
+
+
+def test_an_interrupt_after_the_imports_ends_the_command() -> None:
+    """Whatever it is at may have to be cleaned up, so from there on it is an exception again."""
+    code = (
+        "import os, signal, kimi_k3.cli as cli;"
+        "cli.run = lambda arguments: os.kill(os.getpid(), signal.SIGINT);"
+        "from kimi_k3.__main__ import main; import atexit; atexit.register(print, 'cleaned'); main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "cleaned\n", "")
 
 
 def test_the_supervisor_imports_neither_torch_nor_vllm() -> None:

@@ -21,6 +21,15 @@ WAITING = (
 )
 BANNER = "(APIServer pid=1) INFO 10-20 12:00:00 [api_utils.py:286] non-default args: {'model': '/models/k3'}"
 SERVING = "(APIServer pid=1) INFO 10-20 12:30:00 [entry.py:140] Starting vLLM server on http://0.0.0.0:8000"
+STOPPED = (
+    "(APIServer pid=1) INFO 10-20 13:00:00 [launcher.py:254] [shutdown] API server: shutdown triggered",
+    "(EngineCore pid=9) INFO 10-20 13:00:00 [core.py:1454] [shutdown] EngineCore: trigger received signal",
+    "(APIServer pid=1) ERROR 10-20 13:00:06 [async_llm.py:906] AsyncLLM output_handler failed.",
+    "(APIServer pid=1) ERROR 10-20 13:00:06 [async_llm.py:906] vllm.v1.engine.exceptions.EngineDeadError: "
+    "EngineCore encountered an issue. See stack trace (above) for the root cause.",
+    "INFO:     Application shutdown complete.",
+)
+NOTICES = [row.name for row in load_catalogue().failures if row.level is Level.NOTICE]
 ANSWERED = '(APIServer pid=1) INFO:     10.0.0.7:5 - "POST /v1/chat/completions HTTP/1.1" 200 OK'
 
 
@@ -28,10 +37,14 @@ def name(found: Diagnosis) -> str | None:
     return None if found.finding is None else found.finding.name
 
 
+def noticed(found: Diagnosis) -> list[str]:
+    return [one.name for one in found.noticed]
+
+
 @pytest.mark.parametrize("sample", load_samples(), ids=lambda sample: f"{sample.number}-{sample.row}")
 @pytest.mark.parametrize("colour", [False, True])
 def test_a_sample_is_explained_by_its_row(sample: Sample, colour: bool) -> None:
-    """Nothing in the catalogue outranks it; a wrapper alone is named but is no cause."""
+    """Nothing in the catalogue outranks it; a wrapper or a notice alone is named but is no cause."""
     noise = ["INFO 10-20 11:59:00 [x.py:1] well"] if sample.lines else []
     lines = [*noise, *(f"\x1b[0;36m{line}\x1b[0;0m" if colour else line for line in sample.lines), *noise]
     found = explain_lines(lines, sample.exit_code)
@@ -39,6 +52,9 @@ def test_a_sample_is_explained_by_its_row(sample: Sample, colour: bool) -> None:
     if level is Level.WRAPPER:
         assert found.finding is None
         assert found.others[0].name == sample.row
+    elif level is Level.NOTICE:
+        assert found.finding is None
+        assert found.noticed[0].name == sample.row
     else:
         assert name(found) == sample.row
 
@@ -106,10 +122,10 @@ def test_int4_that_was_honoured_is_not_ignored() -> None:
     sample = next(sample for sample in load_samples() if sample.number == 15)
     asked, _, loaded = sample.lines
     warning = "WARNING [mxfp4.py:561] Requantizing Kimi-K3 MXFP4 experts to groupwise int4 for gfx942."
-    assert name(explain_lines([asked, warning, loaded])) is None
-    assert name(explain_lines([asked])) is None
-    assert name(explain_lines([loaded])) is None
-    assert name(explain_lines([asked, loaded])) == "int4-ignored"
+    assert noticed(explain_lines([asked, warning, loaded])) == []
+    assert noticed(explain_lines([asked])) == []
+    assert noticed(explain_lines([loaded])) == []
+    assert noticed(explain_lines([asked, loaded])) == ["int4-ignored"]
 
 
 def test_unknown_stays_unknown() -> None:
@@ -120,7 +136,7 @@ def test_unknown_stays_unknown() -> None:
     assert found.finding is None
     assert found.exception == "ValueError: the shard is not what it seems"
     assert [error.line for error in found.errors] == [2, 3]
-    assert "waiting-for-a-worker" in [other.name for other in found.others]
+    assert noticed(found) == ["waiting-for-a-worker"]
 
 
 @pytest.mark.parametrize("lines", [[], ["INFO all is well"], ["ErrorCorrection: on", "0 errors"]])
@@ -227,5 +243,75 @@ def test_a_line_that_tells_of_nothing_serious_is_no_cause(line: str) -> None:
 def test_an_engine_that_ended_well_died_of_nothing() -> None:
     """Exit code 0 is the engine's own word."""
     lines = ["ERROR 11-02 10:00:00 [x.py:3] template of a user: Fatal Python error: Segmentation fault"]
-    assert explain_lines(lines, 0).finding is None
+    found = explain_lines(lines, 0)
+    assert found.finding is None
+    assert [one.name for one in found.set_aside] == ["segmentation-fault"]
     assert explain_lines(lines, 1).finding is not None
+    assert explain_lines(lines, 1).set_aside == ()
+
+
+@pytest.mark.parametrize(
+    "notice", [sample for sample in load_samples() if sample.row in NOTICES], ids=lambda sample: sample.row
+)
+def test_a_notice_is_no_cause_of_an_engine_that_served(notice: Sample) -> None:
+    """Slow is not failed; an operator would mend what is not broken."""
+    found = explain_lines([BANNER, *notice.lines, SERVING, *STOPPED])
+    assert found.finding is None
+    assert found.ended_well
+    assert found.asked_to_end
+
+
+def test_what_every_shutdown_prints_is_no_error() -> None:
+    """As vLLM 0.32.0 ends on SIGTERM, and what ranks say of each other meanwhile."""
+    noise = [
+        "(EngineCore pid=9) ERROR 10-20 12:00:09 [x.py:3] Worker proc W-3 died unexpectedly (exit code: -9)",
+        "[F1020 12:00:00.000000 ProcessGroupNCCL.cpp:1575] ProcessGroupNCCL's HeartbeatMonitor has been s",
+        "torch.distributed.DistNetworkError: Broken pipe",
+    ]
+    found = explain_lines([BANNER, SERVING, *STOPPED, *noise])
+    assert found.finding is None
+    assert (found.others, found.errors, found.exception) == ((), (), None)
+    assert found.ended_well
+
+
+def test_a_crash_while_it_ends_is_one() -> None:
+    """Requests are still answered then; and what failed before anybody asked stays a failure."""
+    assert name(explain_lines([BANNER, SERVING, *STOPPED, LLVM])) == "flydsl-wide-lds-load"
+    before = explain_lines([BANNER, SERVING, STOPPED[-2], *STOPPED])
+    assert not before.ended_well
+    assert before.others[0].name == "engine-dead"
+
+
+def test_the_start_after_an_end_is_looked_at_afresh() -> None:
+    """A container's log goes on with the next start."""
+    assert [
+        error.line for error in explain_lines([BANNER, SERVING, *STOPPED, BANNER, "ValueError: odd"]).errors
+    ]
+
+
+def test_an_orderly_end_without_a_signal() -> None:
+    """What did not serve has not ended well, however politely."""
+    assert explain_lines([SERVING, "INFO:     Application shutdown complete."]).ended_well
+    assert not explain_lines(["INFO:     Application shutdown complete."]).ended_well
+    assert not explain_lines([SERVING]).ended_well
+
+
+def test_an_earlier_failure_is_not_that_of_a_start_that_ended_well() -> None:
+    """It was mended, and asked about is the last one."""
+    assert name(explain_lines([BANNER, LLVM, BANNER, SERVING, *STOPPED])) is None
+
+
+@pytest.mark.parametrize(
+    ("line", "known"),
+    [
+        ("10.0.0.7 - - [10/Oct/2026:13:55:36] GET /index.html 200", False),
+        ("Error: something of another program", False),
+        (BANNER, True),
+        ("INFO 10-20 11:59:00 [x.py:1] well", True),
+        ("kimi-k3: error: vLLM failed", True),
+        (LLVM, True),
+    ],
+)
+def test_whose_log_it_is(line: str, known: bool) -> None:
+    """A wrong file is the commonest reason why nothing is found."""
+    assert explain_lines([line]).is_vllm is known

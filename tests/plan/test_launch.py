@@ -204,6 +204,15 @@ def test_a_replaced_variable_is_told() -> None:
     assert overridden(plan, {"VLLM_CPU_KVCACHE_SPACE": "1", "HOME": "/root"}) == ()
 
 
+def test_a_replaced_variable_without_a_reason_of_a_profile() -> None:
+    """The plan's own are told, too, but neither what an operator says to us nor how Python prints."""
+    plan = launch(DEPLOYMENT)
+    (line,) = overridden(
+        plan, {"VLLM_CPU_OMP_THREADS_BIND": "9", "KIMI_K3_STATE_DIR": "/other", "PYTHONUNBUFFERED": "yes"}
+    )
+    assert line.startswith("environment variable VLLM_CPU_OMP_THREADS_BIND='9' is replaced by ")
+
+
 PARSE = """
 import json
 import sys

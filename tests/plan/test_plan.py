@@ -260,10 +260,15 @@ def test_a_plan_adds_up(published: Path, profile: str, gpu: str, changes: dict[s
         patch.setattr(command, "_print", lambda plan, script, *, as_json: seen.append(plan))
         code = command.run_plan(
             command.Request(
-                options=Options(checkpoint=published, host="127.0.0.1", port=8000, served_model_name="k"),
+                options=Options(
+                    checkpoint=published,
+                    host="127.0.0.1",
+                    port=8000,
+                    served_model_name="k",
+                    settings=tuple(f"{name}={value}" for name, value in changes.items()),
+                ),
                 profile=profile,
                 gpu=gpu,
-                settings=[f"{name}={value}" for name, value in changes.items()],
                 gigabytes_per_second=None,
                 as_json=True,
             )

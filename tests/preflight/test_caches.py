@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -34,11 +35,11 @@ def test_local_caches(node: Node) -> None:
     "kind", ["nfs", "nfs4", "lustre", "ceph", "fuse.ceph", "fuse.juicefs", "wekafs", "beegfs", "cifs", "9p"]
 )
 def test_a_cache_on_a_network(node: Node, kind: str) -> None:
-    """Minutes of stall and 154 GiB of small files; the warning names variable, type and mount."""
+    """Minutes of stall and 154 GiB of small files; the warning names type, mount and what put it there."""
     node.write("/proc/self/mountinfo", MOUNTINFO.replace("xfs /dev/nvme0n1", f"{kind} server:/x"))
     finding = caches(node)["cache-triton"]
     assert finding.state is State.WARN
-    assert f"(TRITON_CACHE_DIR) is on {kind} at /scratch" in finding.what
+    assert f"(HOME) is on {kind} at /scratch" in finding.what
 
 
 def test_file_systems_in_user_space_that_are_local(node: Node) -> None:
@@ -53,9 +54,32 @@ def test_a_cache_that_cannot_be(node: Node) -> None:
     node.environment |= {"VLLM_CACHE_ROOT": "/scratch/file/vllm", "TRITON_CACHE_DIR": "/scratch/file"}
     found = caches(node)
     assert found["cache-vllm"].state is State.FAIL
-    assert "user 1000 cannot write /scratch/file" in found["cache-vllm"].what
+    assert (
+        found["cache-vllm"].what == "/scratch/file/vllm (VLLM_CACHE_ROOT): /scratch/file is not a directory"
+    )
     assert found["cache-triton"].state is State.FAIL
     assert caches(node, on_gpus=False)["cache-vllm"].state is State.WARN
+
+
+@pytest.mark.parametrize(
+    ("environment", "place"),
+    [
+        ({"HOME": "/scratch/file"}, "/scratch/file/.cache/vllm (HOME)"),
+        ({"HOME": "/x", "XDG_CACHE_HOME": "/scratch/file"}, "/scratch/file/vllm (XDG_CACHE_HOME)"),
+        ({"HOME": "/scratch/file", "VLLM_CACHE_ROOT": "~/v"}, "/scratch/file/v (VLLM_CACHE_ROOT)"),
+    ],
+)
+def test_the_variable_to_blame(node: Node, environment: dict[str, str], place: str) -> None:
+    """What is not set did not put the cache there."""
+    node.write("/scratch/file", "")
+    node.environment = environment
+    assert caches(node)["cache-vllm"].what == f"{place}: /scratch/file is not a directory"
+
+
+def test_a_cache_of_another_user(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel is asked: tests may run as root, who writes anywhere."""
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    assert caches(node)["cache-vllm"].what.endswith("(HOME): user 1000 cannot write /scratch/home")
 
 
 def test_code_from_a_mount_without_exec(node: Node) -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,9 +14,12 @@ import pytest
 from kimi_k3.checkpoint import make_tiny_checkpoint
 from kimi_k3.errors import ExitCode, OperatorError
 from kimi_k3.plan.options import Options
+from kimi_k3.plan.startable import require_startable
+from kimi_k3.preflight import command
 from kimi_k3.preflight.checks import of_start
 from kimi_k3.preflight.command import Request, run_preflight
 from kimi_k3.preflight.finding import Finding, Report, State, failed, overall, passed, unknown, warned
+from kimi_k3.profiles.load import load_profile
 
 from .node import GIB, Node, subject
 
@@ -52,6 +56,8 @@ def request(
         ),
         with_checkpoint=checkpoint is not None,
         profile=profile,
+        state_dir=None,
+        listen=False,
         image=image,
         probe_compile=False,
         wait_vram=None,
@@ -111,7 +117,7 @@ def test_an_image(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
         node.remove(name)
     code, found = report(node, request(image=True), capsys)
     assert code == 0
-    assert {name.split("-")[0] for name in states(found)} == {"vllm", "aiter", "flydsl", "cache"}
+    assert {name.split("-")[0] for name in states(found)} == {"profile", "vllm", "aiter", "flydsl", "cache"}
 
 
 def test_a_checkpoint(node: Node, capsys: pytest.CaptureFixture[str], tiny: Path, tmp_path: Path) -> None:
@@ -130,7 +136,7 @@ def test_a_checkpoint(node: Node, capsys: pytest.CaptureFixture[str], tiny: Path
     assert any("lacks 1 of" in what for what in whats)
     assert any("unfinished downloads" in what for what in whats)
     _, found = report(node, request("cpu-tiny", checkpoint=tmp_path / "none"), capsys)
-    assert "does not exist" in found.findings[0].what
+    assert any("does not exist" in finding.what for finding in found.findings)
 
 
 def test_a_checkpoint_that_the_profile_cannot_cut(
@@ -141,6 +147,53 @@ def test_a_checkpoint_that_the_profile_cannot_cut(
     assert code == 2
     assert states(found)["plan"] is State.FAIL
     assert states(found)["gpu-count"] is State.PASS
+
+
+@pytest.mark.parametrize("profile", ["pp2-tp8", "dp-ep16", "ep8-dspark"])
+def test_a_profile_that_no_start_takes(node: Node, capsys: pytest.CaptureFixture[str], profile: str) -> None:
+    """In the words of the start that would refuse it."""
+    with pytest.raises(OperatorError) as refused:
+        require_startable(load_profile(profile))
+    code, found = report(node, request(profile), capsys)
+    (finding,) = [finding for finding in found.findings if finding.check == "profile"]
+    assert (code, finding.state) == (2, State.FAIL)
+    assert f"{finding.what}; {finding.remedy}" == str(refused.value)
+
+
+def test_a_state_directory(
+    node: Node, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That of the command line, of the environment, or that there is none, is a finding and not an error."""
+    node.write("/file", "")
+    for state_dir, variable in ((Path("/file"), "/fine"), (None, "/file")):
+        monkeypatch.setenv("KIMI_K3_STATE_DIR", variable)
+        code, found = report(node, replace(request(), state_dir=state_dir), capsys)
+        assert (code, states(found)["state-directory"]) == (2, State.FAIL)
+
+    def nowhere() -> Path:
+        raise OperatorError("user 7 has no home directory", remedy="make one", exit_code=ExitCode.STATE)
+
+    monkeypatch.setattr(command, "default_state_dir", nowhere)
+    code, found = report(node, request(), capsys)
+    assert (code, states(found)["state-directory"]) == (2, State.FAIL)
+
+
+def test_a_port_that_is_asked_for(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
+    """Only then: beside a service that runs, its own port is taken."""
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        options = replace(request().options, port=other.getsockname()[1])
+        code, found = report(node, replace(request(), options=options, listen=True), capsys)
+    assert (code, states(found)["port"]) == (2, State.FAIL)
+
+
+def test_what_the_operator_sets(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
+    """A start with more memory for itself leaves others less, and that is what is checked."""
+    node.write(node.device(0, "mem_info_vram_used"), f"{10 * GIB}\n")
+    asked = request()
+    for settings, state in (((), State.PASS), (("gpu-memory-utilization=0.97",), State.FAIL)):
+        changed = replace(asked, options=replace(asked.options, settings=settings))
+        _, found = report(node, changed, capsys)
+        assert states(found)["gpu-memory-free"] is state
 
 
 def test_lines_for_people(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
@@ -161,6 +214,8 @@ def test_lines_for_people(node: Node, capsys: pytest.CaptureFixture[str]) -> Non
     [
         (replace(request(image=True), with_checkpoint=True), "CHECKPOINT with --image"),
         (replace(request(image=True), wait_vram=5.0), "--wait-vram with --image"),
+        (replace(request(image=True), listen=True), "--port with --image"),
+        (replace(request(image=True), state_dir=Path("/x")), "--state-dir with --image"),
         (replace(request(), wait_vram=-1.0), "--wait-vram -1.0"),
         (replace(request(), wait_vram=float("nan")), "--wait-vram nan"),
         (replace(request("cpu-tiny"), wait_vram=1.0), "has no effect with profile cpu-tiny"),

@@ -3,19 +3,24 @@
 
 from __future__ import annotations
 
+import json
 import socket
 from importlib import metadata
 from pathlib import Path
 
 import pytest
 
+from kimi_k3.checkpoint import inspect_checkpoint, make_tiny_checkpoint
 from kimi_k3.errors import ExitCode, OperatorError
 from kimi_k3.preflight import engine
+from kimi_k3.preflight.checkpoint import check_code
+from kimi_k3.preflight.checks import TRUST
 from kimi_k3.preflight.cores import check_cores
-from kimi_k3.preflight.device import check_device
+from kimi_k3.preflight.device import check_device, usual_profile
+from kimi_k3.preflight.finding import State
 from kimi_k3.preflight.network import check_port_free
 from kimi_k3.preflight.state import check_state_dir
-from kimi_k3.profiles.load import load_profile
+from kimi_k3.profiles.load import load_profile, profile_names
 
 
 def test_a_state_directory_is_created(tmp_path: Path) -> None:
@@ -94,8 +99,52 @@ def test_gpus_that_are_not_there(tmp_path: Path) -> None:
     check_device(load_profile("cpu-tiny"), kfd=tmp_path / "none")
 
 
+def test_the_profile_of_a_machine(tmp_path: Path) -> None:
+    """One for all commands that are about this machine: where there are GPUs, they are what is meant."""
+    assert usual_profile(kfd=tmp_path / "kfd") == "cpu-tiny"
+    assert usual_profile(image=True, kfd=tmp_path / "kfd") == "ep8"
+    (tmp_path / "kfd").touch()
+    assert usual_profile(kfd=tmp_path / "kfd") == "ep8"
+
+
 def test_cores() -> None:
     """One per rank is enough, fewer are refused with the number there is."""
     check_cores({3, 4}, 2)
     with pytest.raises(OperatorError, match="may use 2"):
         check_cores({3, 4}, 3)
+
+
+@pytest.mark.parametrize(
+    ("allowed", "published", "state", "words"),
+    [
+        (True, True, State.PASS, "vLLM may run Python of the checkpoint: tokenization_kimi.py (sha256 "),
+        (
+            False,
+            True,
+            State.FAIL,
+            "tokenizer_config.json need Python of the checkpoint (tokenization",
+        ),
+        (True, False, State.PASS, "vLLM runs no Python of the checkpoint (none there)"),
+        (False, False, State.PASS, "vLLM runs no Python of the checkpoint (none there)"),
+    ],
+)
+def test_python_in_the_checkpoint(
+    tmp_path: Path, allowed: bool, published: bool, state: State, words: str
+) -> None:
+    """vLLM refuses it 12 s into a start, or runs it unseen."""
+    make_tiny_checkpoint(tmp_path / "k3")
+    if published:
+        (tmp_path / "k3/tokenizer.json").rename(tmp_path / "k3/tiktoken.model")
+        (tmp_path / "k3/tokenization_kimi.py").write_text("class Tokenizer: ...\n")
+        path = tmp_path / "k3/tokenizer_config.json"
+        config = json.loads(path.read_text()) | {"auto_map": {"AutoTokenizer": "tokenization_kimi.Tokenizer"}}
+        path.write_text(json.dumps(config))
+    finding = check_code(inspect_checkpoint(tmp_path / "k3"), allowed=allowed)
+    assert finding.state is state
+    assert words in finding.what
+
+
+@pytest.mark.parametrize("name", [name for name in profile_names() if name != "cpu-tiny"])
+def test_profiles_for_gpus_let_the_published_tokenizer_run(name: str) -> None:
+    """Without it no start of the published checkpoint gets beyond its tokenizer."""
+    assert TRUST in load_profile(name).flags

@@ -68,7 +68,7 @@ def test_every_key_is_required() -> None:
     [
         ("name: cpu-tiny", "name: cpu-small", "must be the file's name"),
         ("  --enforce-eager:\n", "  --api-key:\n", "--api-key is refused"),
-        ("  --enforce-eager:\n", "  --trust-remote-code:\n", "--trust-remote-code is refused"),
+        ("  --enforce-eager:\n", "  --hf-token:\n", "--hf-token is refused"),
         ("  --enforce-eager:\n", "  --port:\n", "--port is written by the plan"),
         ("  HF_HUB_OFFLINE:\n", "  VLLM_API_KEY:\n", "VLLM_API_KEY is written by the plan"),
         ("  HF_HUB_OFFLINE:\n", "  KIMI_K3_WEIGHTS:\n", "KIMI_K3_WEIGHTS is written by the plan"),

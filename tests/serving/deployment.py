@@ -20,6 +20,8 @@ import psutil
 from tests.surroundings import SURROUNDINGS
 
 COMMAND = str(Path(sys.executable).with_name("kimi-k3"))
+TOY = ("--profile", "cpu-tiny")
+"""Of every start here: on a machine with GPUs another one is the default."""
 START_SECONDS = 400
 """A start takes 20 to 60 s on two idle cores; a test machine may be busy."""
 
@@ -144,6 +146,7 @@ def started(
                 COMMAND,
                 "serve",
                 checkpoint,
+                *TOY,
                 "--port",
                 str(engine_port),
                 "--state-dir",

@@ -20,6 +20,7 @@ from kimi_k3.journal.models import SUPERVISOR_FILE
 from tests.serving.deployment import (
     COMMAND,
     START_SECONDS,
+    TOY,
     Family,
     Mode,
     environment,
@@ -63,7 +64,7 @@ def _serving(checkpoint: Path, state_dir: Path, log: Path, *more: str) -> Iterat
     port = free_port()
     with log.open("wb") as output:
         supervisor = subprocess.Popen(
-            [COMMAND, "serve", checkpoint, "--port", str(port), "--state-dir", state_dir, *more],
+            [COMMAND, "serve", checkpoint, *TOY, "--port", str(port), "--state-dir", state_dir, *more],
             stdout=output,
             stderr=subprocess.STDOUT,
             env=environment(),
@@ -137,7 +138,7 @@ def test_one_start_at_a_time_and_a_killed_one_makes_room(tiny: Path, tmp_path: P
         first = run.supervisor
         run.wait_for("converting: ")
         second = subprocess.run(
-            [COMMAND, "serve", tiny, "--port", str(free_port()), "--state-dir", state_dir],
+            [COMMAND, "serve", tiny, *TOY, "--port", str(free_port()), "--state-dir", state_dir],
             capture_output=True,
             text=True,
             env=environment(),

@@ -89,7 +89,7 @@ def start(checkpoint: Path, state_dir: Path) -> Iterator[Starter]:
     ) -> Running:
         port = free_port() if port is None else port
         command = [sys.executable, str(DRIVE), behaviours, "serve", str(path)]
-        command += ["--state-dir", str(state_dir), "--port", str(port), *arguments]
+        command += ["--profile", "cpu-tiny", "--state-dir", str(state_dir), "--port", str(port), *arguments]
         process = subprocess.Popen(
             command,
             env={**SURROUNDINGS, **(environment or {})},

@@ -3,12 +3,15 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
+from kimi_k3.checkpoint import make_tiny_checkpoint, require_servable
+from kimi_k3.checkpoint.index import INDEX_NAME
 from kimi_k3.errors import OperatorError
 from kimi_k3.supervisor.serve import check_machine
 from tests.preflight.node import GIB, Node, mi325x_node, subject
@@ -44,6 +47,22 @@ def test_a_start_waits_and_says_so(node: Node) -> None:
     check_machine(node.machine, checked, lines.append, pause)
     assert lines[0] == "preflight: GPU memory is in use, waiting up to 60 s for it"
     assert [line.split(": ")[1] for line in lines[1:]] == ["unknown gpu-partition"]
+
+
+def test_what_is_odd_about_a_checkpoint(node: Node, tmp_path: Path) -> None:
+    """It does not stop a service, and is told like any other warning."""
+    make_tiny_checkpoint(tmp_path / "tiny")
+    index = tmp_path / "tiny" / INDEX_NAME
+    index.write_text(json.dumps({**json.loads(index.read_text()), "metadata": {"total_size": 1}}))
+    lines: list[str] = []
+    checked = replace(
+        subject(),
+        deployment=replace(subject().deployment, port=free_port()),
+        checkpoint=require_servable(tmp_path / "tiny"),
+    )
+    check_machine(node.machine, checked, lines.append, lambda seconds: False)
+    (line,) = lines
+    assert line.startswith(f"preflight: warn checkpoint: {index} says total_size 1, its shards hold ")
 
 
 def test_a_start_that_is_refused(node: Node) -> None:

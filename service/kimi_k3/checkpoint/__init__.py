@@ -15,14 +15,13 @@ from kimi_k3.checkpoint.config import (
 from kimi_k3.checkpoint.headers import ShardHeader, TensorEntry, TruncatedShard, parse_header, read_shard
 from kimi_k3.checkpoint.inspection import (
     Checkpoint,
-    Problem,
-    ProblemKind,
     Shard,
     ShardState,
     inspect_checkpoint,
     require_servable,
 )
 from kimi_k3.checkpoint.layout import ExpertShape, TensorSpec, all_tensors, expert_shape
+from kimi_k3.checkpoint.problem import Problem, ProblemKind
 from kimi_k3.checkpoint.tiny import make_tiny_checkpoint
 
 __all__ = [

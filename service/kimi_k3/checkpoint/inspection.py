@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Look at a checkpoint directory and say what is there and what is wrong with it.
 
-Reads config.json, the index and the headers of the shards, never the weights: the published 1.42 TiB
-take a few seconds. One shard's names are kept at a time; of the others only what must be compared.
+Reads config.json, the tokenizer, the index and the headers of the shards, never the weights: the published
+1.42 TiB take a few seconds. One shard's names are kept at a time; of the others only what must be compared.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ from kimi_k3.checkpoint.layout import (
     layer_tensors,
     outer_tensors,
 )
-from kimi_k3.checkpoint.messages import bad_checkpoint, printable
+from kimi_k3.checkpoint.messages import bad_checkpoint
+from kimi_k3.checkpoint.preprocessing import preprocessing_problems
+from kimi_k3.checkpoint.problem import Problem, ProblemKind
 from kimi_k3.errors import OperatorError
 
 if TYPE_CHECKING:
@@ -79,42 +81,6 @@ class Shard:
     state: ShardState
 
 
-class ProblemKind(StrEnum):
-    """What can be wrong with a checkpoint whose config is readable."""
-
-    NO_WEIGHTS = "no-weights"
-    NO_INDEX = "no-index"
-    INCOMPLETE_FILE = "incomplete-file"
-    MISSING_SHARD = "missing-shard"
-    TRUNCATED_SHARD = "truncated-shard"
-    DAMAGED_SHARD = "damaged-shard"
-    TENSOR_NOT_IN_SHARD = "tensor-not-in-shard"
-    MISSING_TENSOR = "missing-tensor"
-    UNEXPECTED_TENSOR = "unexpected-tensor"
-    TOTAL_SIZE = "total-size"
-
-
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """One thing that is wrong.
-
-    Attributes:
-        kind: for programs.
-        what: what is wrong and where.
-        remedy: what to do about it.
-        fatal: whether serving such a checkpoint would fail or, worse, serve noise.
-    """
-
-    kind: ProblemKind
-    what: str
-    remedy: str
-    fatal: bool = True
-
-    def __str__(self) -> str:
-        """One line."""
-        return f"{self.what}; {self.remedy}"
-
-
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
     """A checkpoint on disk. Layer numbers count from 0; None is "not known", never "none".
@@ -157,11 +123,6 @@ class Checkpoint:
     def fatal(self) -> tuple[Problem, ...]:
         """The problems that forbid serving."""
         return tuple(problem for problem in self.problems if problem.fatal)
-
-
-def _problem(kind: ProblemKind, what: str, remedy: str, *, fatal: bool = True) -> Problem:
-    """A problem whose text, which names foreign things, can be shown anywhere."""
-    return Problem(kind, printable(what), remedy, fatal)
 
 
 def _some(names: Iterable[str], count: int, limit: int = 3) -> str:
@@ -253,19 +214,19 @@ def _look_at_shard(directory: Path, name: str) -> tuple[Shard, ShardHeader | Non
     try:
         header = read_header(path, size=size)
     except TruncatedShard as error:
-        problem = _problem(ProblemKind.TRUNCATED_SHARD, error.what, error.remedy)
+        problem = Problem.of(ProblemKind.TRUNCATED_SHARD, error.what, error.remedy)
         return Shard(name, size, None, ShardState.TRUNCATED), None, problem
     except OperatorError as error:
-        problem = _problem(ProblemKind.DAMAGED_SHARD, error.what, error.remedy)
+        problem = Problem.of(ProblemKind.DAMAGED_SHARD, error.what, error.remedy)
         known = size if stat.S_ISREG(status.st_mode) else None
         return Shard(name, known, None, ShardState.DAMAGED), None, problem
     if size < header.file_bytes:
         cut = truncated(str(path), size, header.file_bytes)
-        problem = _problem(ProblemKind.TRUNCATED_SHARD, cut.what, cut.remedy)
+        problem = Problem.of(ProblemKind.TRUNCATED_SHARD, cut.what, cut.remedy)
         return Shard(name, size, header.file_bytes, ShardState.TRUNCATED), header, problem
     if size > header.file_bytes:
         what = f"{path} is {size - header.file_bytes:,} bytes longer than its header says"
-        problem = _problem(ProblemKind.DAMAGED_SHARD, what, "download that file again")
+        problem = Problem.of(ProblemKind.DAMAGED_SHARD, what, "download that file again")
         return Shard(name, size, header.file_bytes, ShardState.DAMAGED), header, problem
     return Shard(name, size, header.file_bytes, ShardState.OK), header, None
 
@@ -304,11 +265,11 @@ def _weights(directory: Path) -> tuple[Index | None, list[str], list[Problem]]:
             return index, sorted(index.shards), []
     if not files:
         what = f"checkpoint {directory} has no *.safetensors file"
-        return None, [], [_problem(ProblemKind.NO_WEIGHTS, what, _DOWNLOAD_AGAIN)]
+        return None, [], [Problem.of(ProblemKind.NO_WEIGHTS, what, _DOWNLOAD_AGAIN)]
     if files == [SINGLE_NAME]:
         return None, files, []
     what = f"checkpoint {directory} has {len(files)} *.safetensors files but no {INDEX_NAME} that names them"
-    return None, files, [_problem(ProblemKind.NO_INDEX, what, "download the index")]
+    return None, files, [Problem.of(ProblemKind.NO_INDEX, what, "download the index")]
 
 
 def inspect_checkpoint(path: Path) -> Checkpoint:
@@ -348,26 +309,27 @@ def _inspect(path: Path, config: KimiK3Config) -> Checkpoint:
     if missing := [shard.name for shard in shards if shard.state is ShardState.MISSING]:
         some = _some(missing, len(missing))
         what = f"checkpoint {path} lacks {len(missing)} of {len(shards)} shards ({some})"
-        problems.append(_problem(ProblemKind.MISSING_SHARD, what, _DOWNLOAD_AGAIN))
+        problems.append(Problem.of(ProblemKind.MISSING_SHARD, what, _DOWNLOAD_AGAIN))
     if incomplete := _incomplete_files(path):
         what = f"checkpoint {path} has unfinished downloads ({_some(incomplete, len(incomplete))})"
         remedy = "let the download finish or resume it, or delete those files if nothing needs them"
-        problems.append(_problem(ProblemKind.INCOMPLETE_FILE, what, remedy))
+        problems.append(Problem.of(ProblemKind.INCOMPLETE_FILE, what, remedy))
     if index is not None and lacking:
         what = (
             f"{index.path} names {len(lacking):,} tensors that their shards do not hold "
             f"(in {_some(lacking_shards, len(lacking_shards))}; first {lacking[0]:.200})"
         )
         remedy = "index and shards are of different revisions: download both again"
-        problems.append(_problem(ProblemKind.TENSOR_NOT_IN_SHARD, what, remedy))
+        problems.append(Problem.of(ProblemKind.TENSOR_NOT_IN_SHARD, what, remedy))
     complete = bool(shards) and all(shard.expected is not None for shard in shards)
     total = sum(tally.by_dtype.values()) if complete else None
     problems += _content_problems(path, tally, complete=complete)
     if index is not None and None not in (total, index.total_size) and total != index.total_size:
         what = f"{index.path} says total_size {index.total_size:,}, its shards hold {total:,} bytes"
         problems.append(
-            _problem(ProblemKind.TOTAL_SIZE, what, "check that all files are of one revision", fatal=False)
+            Problem.of(ProblemKind.TOTAL_SIZE, what, "check that all files are of one revision", fatal=False)
         )
+    problems += preprocessing_problems(path)
     order = list(ProblemKind)
     return Checkpoint(
         path=path,
@@ -397,12 +359,12 @@ def _content_problems(path: Path, tally: _Tally, *, complete: bool) -> list[Prob
         some = _some(tally.missing(), missing)
         what = f"checkpoint {path} lacks {missing:,} tensors its config.json calls for ({some})"
         remedy = "config.json and shards are of different revisions: download both again"
-        problems.append(_problem(ProblemKind.MISSING_TENSOR, what, remedy))
+        problems.append(Problem.of(ProblemKind.MISSING_TENSOR, what, remedy))
     if tally.unexpected:
         count, first = len(tally.unexpected), tally.unexpected[0]
         what = f"checkpoint {path} has {count:,} tensors of another shape ({first})"
         remedy = "config.json and shards are of different revisions: download both again"
-        problems.append(_problem(ProblemKind.UNEXPECTED_TENSOR, what, remedy))
+        problems.append(Problem.of(ProblemKind.UNEXPECTED_TENSOR, what, remedy))
     return problems
 
 
@@ -430,14 +392,20 @@ def _require_directory(path: Path) -> None:
         ) from None
 
 
-def require_servable(path: Path) -> Checkpoint:
+def require_servable(path: Path, *, weights_only: bool = False) -> Checkpoint:
     """As :func:`inspect_checkpoint`, but any fatal problem raises.
+
+    Args:
+        weights_only: for who reads nothing else, and needs no tokenizer.
 
     Raises:
         OperatorError: names the worst problem and how many more there are.
     """
     checkpoint = inspect_checkpoint(path)
-    if fatal := checkpoint.fatal:
+    fatal = checkpoint.fatal
+    if weights_only:
+        fatal = tuple(problem for problem in fatal if problem.kind is not ProblemKind.PREPROCESSING)
+    if fatal:
         worst, *rest = fatal
         more = f" (and {len(rest)} more {'problem' if len(rest) == 1 else 'problems'})" if rest else ""
         raise bad_checkpoint(worst.what + more, worst.remedy)

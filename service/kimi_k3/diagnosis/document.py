@@ -16,7 +16,8 @@ _HEAD = """\
 
 What `kimi-k3 doctor` and the supervisor recognise, by what an entry explains, the best first. Of several that
 fit, the one of the better kind is the answer, then the one that needs more than one line, then the earliest
-line. An error that the engine outlived (it went on to serve, or answered 20 completions after it) is none. A
+line. An error that the engine outlived (it went on to serve, or answered 20 completions after it) is none. Of
+what vLLM prints after a signal asked it to end, only roots and general errors count. A notice is no cause. A
 number in brackets is that of the survey of Kimi-K3's failures on gfx942 from which the product was built.
 
 How well a signature is known:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from pydantic import BaseModel, ConfigDict
 
 from kimi_k3.diagnosis.catalogue import Catalogue, Failure, Grade, Level, Mark, load_catalogue
-from kimi_k3.diagnosis.scan import ANSWERS_AFTER, Evidence, Scanner, Seen
+from kimi_k3.diagnosis.scan import ANSWERS_AFTER, ASKED_TO_END, Evidence, Scanner, Seen
 from kimi_k3.words.phases import Phase
 
 
@@ -43,18 +43,30 @@ class Diagnosis(_Result):
 
     Attributes:
         finding: why the engine ended, or what is wrong with one that runs; ``None`` if unknown.
-        others: further rows that fit, the best first.
+        others: further rows that fit, the best first, notices left out.
+        noticed: what is slow or not as asked; nothing ends because of it.
+        set_aside: what the log says of a failure, which is not believed because the exit code is 0.
         exception: the last exception in the log, wrappers left out.
         errors: the last lines that look like errors, oldest first.
         lines: of the log.
+        silent: whether nothing was printed at all.
+        is_vllm: whether any line is one of vLLM's, or known.
+        ended_well: whether the log ends with the orderly end of an engine that served.
+        asked_to_end: whether the log says that a signal asked for it.
         earlier_start: whether this is of an earlier start in the log, the last one being without error.
     """
 
     finding: Finding | None
     others: tuple[Finding, ...] = ()
+    noticed: tuple[Finding, ...] = ()
+    set_aside: tuple[Finding, ...] = ()
     exception: str | None = None
     errors: tuple[ErrorText, ...] = ()
     lines: int = 0
+    silent: bool = False
+    is_vllm: bool = False
+    ended_well: bool = False
+    asked_to_end: bool = False
     earlier_start: bool = False
 
 
@@ -63,7 +75,7 @@ def explain(
 ) -> Diagnosis:
     """Rank what was seen: causes before effects and wrappers, the specific first, then the earliest line.
 
-    Notices are the answer only where nothing looks like an error. What nobody knows stays unknown.
+    A notice is never the answer. What nobody knows stays unknown.
 
     Args:
         evidence: of the log.
@@ -73,7 +85,8 @@ def explain(
     catalogue = catalogue or load_catalogue()
     code = None if exit_code is None else from_shell(exit_code)
     found = _explain(evidence, code, catalogue)
-    if found.finding is None and not evidence.errors and code is None and evidence.earlier is not None:
+    nothing = found.finding is None and not evidence.errors and not found.ended_well
+    if nothing and code is None and evidence.earlier is not None:
         before = _explain(evidence.earlier, None, catalogue)
         if before.finding is not None or before.errors:
             return before.model_copy(update={"earlier_start": True, "lines": evidence.lines})
@@ -102,17 +115,25 @@ def _explain(evidence: Evidence, code: int | None, catalogue: Catalogue) -> Diag
             pair[1].line if pair[1] else evidence.lines + 1,
         ),
     )
-    findings = [_finding(row, seen) for row, seen in ranked]
-    best = next((one for one in findings if one.level.fatal), None)
-    quiet = all(error.known for error in evidence.errors) and code in (None, 0)
-    if best is None and quiet and not any(one.level is Level.WRAPPER for one in findings):
-        best = next(iter(findings), None)
+    findings = [_finding(row, seen) for row, seen in ranked if row.level is not Level.NOTICE]
+    # An engine's own word is more than a line, which may quote what it likes; no line is why silence ended.
+    set_aside = [one for one in findings if code == 0 and one.line is not None]
+    believed = [one for one in findings if one not in set_aside]
+    best = next((one for one in believed if one.level.fatal), None)
+    asked = ASKED_TO_END in evidence.marks
+    in_order = "serving" in evidence.marks and (asked or "shut-down" in evidence.marks)
     return Diagnosis(
         finding=best,
-        others=tuple(one for one in findings if one is not best),
+        others=tuple(one for one in believed if one is not best),
+        noticed=tuple(_finding(row, seen) for row, seen in ranked if row.level is Level.NOTICE),
+        set_aside=tuple(set_aside),
         exception=evidence.exception,
         errors=tuple(ErrorText(line=error.line, text=error.text) for error in evidence.errors),
         lines=evidence.lines,
+        silent=evidence.silent,
+        is_vllm=evidence.is_vllm or bool(ranked),
+        ended_well=in_order and not findings and not evidence.errors,
+        asked_to_end=asked,
     )
 
 
@@ -126,8 +147,6 @@ def _findings(
         if not all(map(is_there, row.when)) or any(map(is_there, row.unless)):
             continue
         if row.silent and not evidence.silent:
-            continue
-        if code == 0 and row.level.fatal and not row.silent:
             continue
         seen = evidence.rows.get(row.name)
         if seen is not None and not _is_over(row, seen, evidence):

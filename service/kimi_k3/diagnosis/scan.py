@@ -27,6 +27,9 @@ KEPT_RAW = 2000
 ANSWERS_AFTER = 20
 """So many requests answered after an error show that the engine did not end because of it."""
 
+ASKED_TO_END = "asked-to-end"
+"""The mark after which what processes say of each other's end is no error."""
+
 MAX_PIECE = 4 * 1024
 OVERLAP = 1024
 """Pieces of a long line overlap by so much, so that a signature across a cut is seen whole."""
@@ -35,6 +38,9 @@ MAX_PENDING = 64 * 1024
 
 _ANSI = re.compile(rb"\x1b\[[0-9;?]{0,20}[A-Za-z]")
 _ANSWERED = b'completions HTTP/1.1" 200'
+# How the lines of vLLM's processes begin, or what they name.
+_VLLM_WORDS = (b"vllm", b"vLLM", b"VLLM", b"(APIServer", b"(EngineCore", b"(Worker")
+_VLLM_TIME = re.compile(rb" \d\d-\d\d \d\d:\d\d:\d\d \[")
 # What users wrote and got may quote any error.
 _REQUEST_WORDS = (b"Received request ", b"details: prompt: ", b"Generated response ")
 _ERROR_WORDS = (
@@ -66,11 +72,10 @@ class Seen:
 
 @dataclass(frozen=True)
 class ErrorLine:
-    """A line that looks like an error; ``known`` if a row of the catalogue matches it."""
+    """A line that looks like an error."""
 
     line: int
     text: str
-    known: bool
     answered: int
     reason: str = ""
     """The line after it, where that says more."""
@@ -87,6 +92,7 @@ class Evidence:
         exception: the last exception, wrappers around another process's failure left out.
         lines: of the whole log.
         silent: nothing was printed at all.
+        is_vllm: some line is one of vLLM's.
         answered: completions that were answered.
         earlier: the same of the start before, if the log holds several.
     """
@@ -97,6 +103,7 @@ class Evidence:
     exception: str | None = None
     lines: int = 0
     silent: bool = True
+    is_vllm: bool = False
     answered: int = 0
     earlier: Evidence | None = None
 
@@ -107,6 +114,9 @@ class _Watch:
     is_mark: bool
     passes: bool
     """Whether serving on shows that it was not fatal."""
+
+    follows: bool
+    """Whether processes that end on request print it as well."""
 
     search: re.Pattern[str]
     everywhere: bool
@@ -131,6 +141,7 @@ class Scanner:
         self._quoting = False
         self._lines = 0
         self._silent = True
+        self._is_vllm = False
         self._answered = 0
         self._earlier: Evidence | None = None
         self._begin()
@@ -170,6 +181,7 @@ class Scanner:
             exception=self._last_exception(),
             lines=self._lines,
             silent=self._silent,
+            is_vllm=self._is_vllm,
             answered=self._answered,
             earlier=self._earlier,
         )
@@ -180,6 +192,9 @@ class Scanner:
         lines = block[:-1].split(b"\n")
         if self._silent and block.strip():
             self._silent = False
+        if not self._is_vllm:
+            named = any(word in block for word in _VLLM_WORDS)
+            self._is_vllm = named or _VLLM_TIME.search(block) is not None
         # Most of a long log: one line per request and one per ten seconds.
         rest = b"\n".join(
             [line for line in lines if not (line.endswith(b" 200 OK") or b"[loggers.py:" in line)]
@@ -215,20 +230,24 @@ class Scanner:
             self._look(number, text, [word for gate, words in open_gates if gate in piece for word in words])
 
     def _look(self, number: int, text: str, words: list[str]) -> None:
-        known = False
         words = [word for word in words if word in text]
         watches = dict.fromkeys(watch for word in words for watch in self._watches[word])
         harmless = _HARMLESS.search(text) is not None
+        ending = ASKED_TO_END in self._marks
         for watch in watches:
             # What is told as information or a warning ends no engine, and may quote anything.
             if harmless and not watch.everywhere:
                 continue
+            if ending and watch.follows:
+                continue
             if found := watch.search.search(text):
-                known = known or not watch.is_mark
                 self._note(watch, number, text, found.start())
-        # The requests that a dead engine refuses would push its last words out.
+        # vLLM ends with an EngineDeadError each time. The requests that a dead engine refuses would push its
+        # last words out.
+        if ending:
+            return
         if any(word in _ERROR_WORDS for word in words) and not text.endswith(" Internal Server Error"):
-            self._errors.append(ErrorLine(number, text[: 4 * MAX_QUOTED], known, self._answered))
+            self._errors.append(ErrorLine(number, text[: 4 * MAX_QUOTED], self._answered))
             self._reason_follows = "validation error" in text and _VALIDATION.search(text) is not None
 
     def _note(self, watch: _Watch, number: int, text: str, at: int) -> None:
@@ -275,12 +294,31 @@ class Scanner:
 def _watches(catalogue: Catalogue) -> Iterator[tuple[_Watch, str]]:
     for row in catalogue.failures:
         if row.pattern:
-            fatal = row.level is not Level.NOTICE
-            search = re.compile(row.pattern)
-            yield _Watch(row.name, False, fatal, search, everywhere=row.warned or not fatal), row.pattern
+            notice = row.level is Level.NOTICE
+            yield (
+                _Watch(
+                    row.name,
+                    is_mark=False,
+                    passes=not notice,
+                    follows=not notice and row.level.position >= Level.DEATH.position,
+                    search=re.compile(row.pattern),
+                    everywhere=row.warned or notice,
+                ),
+                row.pattern,
+            )
     for name, mark in catalogue.marks.items():
         if mark.pattern:
-            yield _Watch(name, True, False, re.compile(mark.pattern), everywhere=True), mark.pattern
+            yield (
+                _Watch(
+                    name,
+                    is_mark=True,
+                    passes=False,
+                    follows=False,
+                    search=re.compile(mark.pattern),
+                    everywhere=True,
+                ),
+                mark.pattern,
+            )
 
 
 def _exception(text: str) -> str | None:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,11 +13,11 @@ from kimi_k3.checkpoint import read_config
 from kimi_k3.checkpoint.index import INDEX_NAME, read_index
 from kimi_k3.checkpoint.messages import printable
 from kimi_k3.errors import ExitCode, OperatorError, nearest
+from kimi_k3.plan.chosen import chosen_profile
 from kimi_k3.plan.compose import compose, usual_gpu
 from kimi_k3.plan.fit import check_fit
 from kimi_k3.plan.launch import ENGINE_MODULE, as_script, build_launch, socket_dir
 from kimi_k3.plan.options import Options, decide
-from kimi_k3.plan.overrides import with_settings
 from kimi_k3.plan.report import Plan
 from kimi_k3.plan.view import print_plan
 from kimi_k3.profiles.load import load_profile, profile_names
@@ -43,7 +42,6 @@ class Request:
         options: as of ``kimi-k3 serve``.
         profile: its name.
         gpu: name of a GPU; ``None`` for the smallest that the profile is for.
-        settings: ``name=value`` each, see :func:`overrides.with_settings`.
         gigabytes_per_second: of the storage.
         as_json: whether to print the document and nothing else.
     """
@@ -51,7 +49,6 @@ class Request:
     options: Options
     profile: str
     gpu: str | None
-    settings: Sequence[str]
     gigabytes_per_second: float | None
     as_json: bool
 
@@ -67,11 +64,7 @@ def run_plan(request: Request) -> int:
     """
     check_operators_environment(os.environ)
     profiles = {name: load_profile(name) for name in profile_names()}
-    profile = with_settings(
-        load_profile(request.profile),
-        request.settings,
-        {flag for known in profiles.values() for flag in known.flags},
-    )
+    profile = chosen_profile(request.profile, request.options)
     gpu = _gpu(request.gpu) if request.gpu is not None else usual_gpu(profile)
     if gpu is not None and profile.gpu is None:
         raise OperatorError(

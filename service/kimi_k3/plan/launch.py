@@ -202,9 +202,12 @@ def child_environment(launch: Launch, inherited: Mapping[str, str], *, api_key: 
 
 
 def overridden(launch: Launch, inherited: Mapping[str, str]) -> tuple[str, ...]:
-    """A line for each variable of the operator's environment that the launch replaces."""
+    """A line for each variable of the operator's environment that the launch replaces.
+
+    Not for our own, which an operator sets for us and not for vLLM, nor for how Python writes its output.
+    """
     return tuple(
         f"environment variable {name}={inherited[name]!r} is replaced by {value!r}"
         for name, value in sorted(launch.environment.items())
-        if name in launch.reasons and inherited.get(name, value) != value
+        if (name in launch.reasons or name.startswith("VLLM_")) and inherited.get(name, value) != value
     )

@@ -30,7 +30,10 @@ Choice = TypeVar("Choice", bound=StrEnum)
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """The command line of one start; ``None`` means the profile decides."""
+    """The command line of one start; ``None`` means the profile decides.
+
+    ``settings`` are changes of the profile, ``name=value`` each: see :func:`overrides.with_settings`.
+    """
 
     checkpoint: Path
     host: str
@@ -48,6 +51,7 @@ class Options:
     dtype: str | None = None
     start_timeout: float | None = None
     drain_timeout: float | None = None
+    settings: tuple[str, ...] = ()
 
 
 def decide(

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 from kimi_k3.preflight.finding import Finding, failed, passed, unknown, warned
 from kimi_k3.preflight.machine import Machine
 from kimi_k3.preflight.mounts import MOUNTINFO, Mount, mount_of, parse_mountinfo
+from kimi_k3.preflight.places import existing, inside, unwritable
 
 JIT_SEED = "cache-aiter-jit-seed"
 
@@ -32,6 +32,23 @@ class Cache:
     default: str | None
     executable: bool
     on_cpu: bool = False
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a cache will be.
+
+    Attributes:
+        directory: as the environment says it.
+        source: the variable that decides it.
+    """
+
+    directory: Path
+    source: str
+
+    def __str__(self) -> str:
+        """As it is told."""
+        return f"{self.directory} ({self.source})"
 
 
 CACHES = (
@@ -56,66 +73,62 @@ def check_caches(machine: Machine, variables: Mapping[str, str], *, on_gpus: boo
     mounts = parse_mountinfo(machine.text(MOUNTINFO) or "")
     for cache in CACHES:
         if on_gpus or cache.on_cpu:
-            directory = directory_of(cache, variables)
-            if directory is None and cache.variable not in variables and cache.default is None:
+            place = place_of(cache, variables)
+            if place is None and cache.variable not in variables and cache.default is None:
                 continue
-            yield _check(machine, cache, directory, mounts, on_gpus=on_gpus)
+            yield _check(machine, cache, place, mounts, on_gpus=on_gpus)
     if on_gpus and (seed := _check_seed(machine, variables)) is not None:
         yield seed
 
 
-def directory_of(cache: Cache, variables: Mapping[str, str]) -> Path | None:
+def place_of(cache: Cache, variables: Mapping[str, str]) -> Place | None:
     """Where a cache will be; ``None`` if that cannot be told."""
-    if named := variables.get(cache.variable):
-        return Path(named.replace("~", variables.get("HOME", "~"), 1) if named.startswith("~/") else named)
+    if given := variables.get(cache.variable):
+        path = given.replace("~", variables.get("HOME", "~"), 1) if given.startswith("~/") else given
+        return Place(Path(path), cache.variable)
     if cache.default is None:
         return None
-    home = variables.get("HOME")
-    known = {
-        "HOME": home,
-        "XDG_CACHE_HOME": variables.get("XDG_CACHE_HOME") or (f"{home}/.cache" if home else None),
-        "TMPDIR": variables.get("TMPDIR") or "/tmp",
-    }
     name = cache.default.partition("}")[0].removeprefix("${")
-    base = known[name]
-    return None if base is None else Path(cache.default.replace(f"${{{name}}}", base))
+    base, source = variables.get(name), name
+    if not base and name == "TMPDIR":
+        base, source = "/tmp", "without TMPDIR"
+    elif not base and name == "XDG_CACHE_HOME" and (home := variables.get("HOME")):
+        base, source = f"{home}/.cache", "HOME"
+    return Place(Path(cache.default.replace(f"${{{name}}}", base)), source) if base else None
 
 
 def _check(
-    machine: Machine, cache: Cache, directory: Path | None, mounts: Sequence[Mount], *, on_gpus: bool
+    machine: Machine, cache: Cache, place: Place | None, mounts: Sequence[Mount], *, on_gpus: bool
 ) -> Finding:
     elsewhere = f"set {cache.variable} to a directory on a local disk"
-    if directory is None:
+    if place is None:
         return unknown(cache.check, f"neither {cache.variable} nor HOME is set", elsewhere)
-    if not directory.is_absolute():
-        return warned(
-            cache.check, f"{cache.variable}={directory}: is not absolute", f"{elsewhere}, beginning with /"
-        )
-    there = _existing(machine.path(directory))
-    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
-        place = _inside(machine, there)
-        what = f"{directory} ({cache.variable}): user {machine.uid} cannot write {place}"
-        # Without this one vLLM only complains.
-        return failed(cache.check, what, elsewhere) if on_gpus else warned(cache.check, what, elsewhere)
-    mount = mount_of(_inside(machine, there.resolve()), mounts)
+    if not place.directory.is_absolute():
+        return warned(cache.check, f"{place}: is not absolute", f"{elsewhere}, beginning with /")
+    there = existing(machine.path(place.directory))
+    if (why := unwritable(machine, there)) is not None:
+        # On a CPU vLLM only complains.
+        state = failed if on_gpus else warned
+        return state(cache.check, f"{place}: {why}", elsewhere)
+    mount = mount_of(inside(machine, there.resolve()), mounts)
     if mount is None:
         return unknown(
-            cache.check, f"{directory}: {MOUNTINFO} does not tell on which file system it is", elsewhere
+            cache.check, f"{place.directory}: {MOUNTINFO} does not tell on which file system it is", elsewhere
         )
     if mount.network:
         return warned(
             cache.check,
-            f"{directory} ({cache.variable}) is on {mount.kind} at {mount.point}: many small files, minutes "
+            f"{place} is on {mount.kind} at {mount.point}: many small files, minutes "
             "of stall, and other nodes write there, too",
             elsewhere,
         )
     if cache.executable and "noexec" in mount.options:
         return failed(
             cache.check,
-            f"{directory} ({cache.variable}) is on {mount.point}, mounted noexec: no code can be loaded",
+            f"{place} is on {mount.point}, mounted noexec: no code can be loaded",
             f"{elsewhere} that allows it, or mount that one with exec",
         )
-    return passed(cache.check, f"{directory} can be written, on {mount.kind}")
+    return passed(cache.check, f"{place.directory} can be written, on {mount.kind}")
 
 
 def _check_seed(machine: Machine, variables: Mapping[str, str]) -> Finding | None:
@@ -136,23 +149,3 @@ def _check_seed(machine: Machine, variables: Mapping[str, str]) -> Finding | Non
             f"once: mkdir -p {named} && cp -a {package / 'jit'}/. {named}/",
         )
     return passed(JIT_SEED, f"{named} has all {len(built)} modules that are compiled in {package / 'jit'}")
-
-
-def _existing(path: Path) -> Path:
-    """The nearest directory above ``path`` that exists, or ``path`` itself."""
-    for candidate in (path, *path.parents):
-        try:
-            candidate.lstat()
-        except OSError:
-            continue
-        return candidate
-    return Path("/")
-
-
-def _inside(machine: Machine, path: Path) -> Path:
-    """What the machine calls the file at ``path``."""
-    root = machine.root.resolve()
-    for base in (root, machine.root):
-        if path.is_relative_to(base):
-            return Path("/") / path.relative_to(base)
-    return path

@@ -1,19 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The checkpoint is whole, the consent is there, and the start fits: what other rooms found, as findings."""
+"""Profile, checkpoint, consent and fit: what other rooms say of them, as findings."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from kimi_k3.checkpoint import Checkpoint
+from kimi_k3.checkpoint.preprocessing import code_in
 from kimi_k3.errors import ExitCode, OperatorError
 from kimi_k3.plan.consent import require_consent
 from kimi_k3.plan.launch import Deployment
 from kimi_k3.plan.report import Plan
+from kimi_k3.plan.startable import require_startable
 from kimi_k3.preflight.finding import Finding, failed, of_error, passed, warned
 from kimi_k3.preflight.memory import sized
+from kimi_k3.profiles.schema import Profile
 
-CHECKPOINT, CONSENT, PLAN = "checkpoint", "consent", "plan"
+PROFILE, CHECKPOINT, CODE, CONSENT, PLAN = "profile", "checkpoint", "checkpoint-code", "consent", "plan"
+
+
+def check_profile(profile: Profile) -> Finding:
+    """One start can be told all that the profile says."""
+    try:
+        require_startable(profile)
+    except OperatorError as error:
+        return of_error(PROFILE, error)
+    return passed(PROFILE, f"{profile.name} is for one node and one checkpoint")
 
 
 def check_checkpoint(found: Checkpoint | OperatorError) -> Iterator[Finding]:
@@ -31,6 +43,26 @@ def check_checkpoint(found: Checkpoint | OperatorError) -> Iterator[Finding]:
         yield passed(
             CHECKPOINT, f"{found.path}: {len(found.shards)} shards, {found.tensor_count:,} tensors, {size}"
         )
+
+
+def check_code(checkpoint: Checkpoint, *, allowed: bool) -> Finding:
+    """Python in the checkpoint: allowed where it is needed, and named where it will run.
+
+    Args:
+        allowed: whether vLLM gets ``--trust-remote-code``.
+    """
+    code = code_in(checkpoint.path)
+    named = ", ".join(f"{name} (sha256 {digest}...)" for name, digest in code.files) or "none"
+    if not allowed and code.needed_by:
+        return failed(
+            CODE,
+            f"{checkpoint.path}: {' and '.join(code.needed_by)} need Python of the checkpoint ({named}), "
+            "which the profile does not let vLLM run",
+            "take a profile with --trust-remote-code, e.g. ep8, if you trust the source of the checkpoint",
+        )
+    if allowed and code.files:
+        return passed(CODE, f"vLLM may run Python of the checkpoint: {named}")
+    return passed(CODE, f"vLLM runs no Python of the checkpoint ({named} there)")
 
 
 def check_consent(deployment: Deployment) -> Finding:

@@ -15,7 +15,7 @@ from kimi_k3.plan.launch import Deployment, Launch
 from kimi_k3.preflight.access import check_access
 from kimi_k3.preflight.aiter_source import check_aiter
 from kimi_k3.preflight.caches import check_caches
-from kimi_k3.preflight.checkpoint import check_consent, check_plan
+from kimi_k3.preflight.checkpoint import check_code, check_consent, check_plan
 from kimi_k3.preflight.cores import check_cores
 from kimi_k3.preflight.device import check_device
 from kimi_k3.preflight.engine import check_plugin_allowed, check_plugin_visible
@@ -34,6 +34,7 @@ from kimi_k3.profiles.schema import Architecture
 DRIVER, CORES, PLUGIN, PORT = "gpu-driver", "cpu-cores", "vllm-plugin", "port"
 KFD = "/dev/kfd"
 AITER = "VLLM_ROCM_USE_AITER"
+TRUST = "--trust-remote-code"
 
 
 def subject_of(
@@ -83,10 +84,12 @@ def of_start(machine: Machine, subject: Subject, *, listen: bool = True) -> Iter
 
 
 def _of_machine(machine: Machine, subject: Subject) -> Iterator[Finding]:
+    if subject.checkpoint is not None:
+        yield check_code(subject.checkpoint, allowed=TRUST in subject.flags)
     yield check_consent(subject.deployment)
     if subject.plan is not None:
         yield from check_plan(subject.plan)
-    yield from check_environment(subject, machine.environment)
+    yield from check_environment(machine, subject)
     yield check_shared_memory(machine, subject)
     yield from check_memory(machine, subject)
     yield from check_caches(machine, subject.variables(machine.environment), on_gpus=subject.on_gpus)

@@ -12,6 +12,15 @@ KFD = Path("/dev/kfd")
 """The device file by which every ROCm process reaches its GPUs."""
 
 
+def usual_profile(*, image: bool = False, kfd: Path = KFD) -> str:
+    """The profile of a start on this machine if none is named: for GPUs where there are any, else the toy.
+
+    Args:
+        image: for an image; what machine it is made on says nothing of where it will run.
+    """
+    return "ep8" if image or kfd.exists() else "cpu-tiny"
+
+
 def check_device(profile: Profile, *, kfd: Path = KFD) -> None:
     """A machine, or a container, in which AMD's GPUs can be seen, for a profile that runs on them.
 

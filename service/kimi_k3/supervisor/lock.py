@@ -14,8 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from kimi_k3.errors import ExitCode, OperatorError
-
-LOCK_FILE = "lock"
+from kimi_k3.preflight.state import LOCK_FILE, in_use
 
 
 @contextmanager
@@ -49,13 +48,7 @@ def _acquire(descriptor: int, directory: Path) -> None:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        holder = os.pread(descriptor, 32, 0).decode(errors="replace").strip()
-        raise OperatorError(
-            f"state directory {directory}: in use by another supervisor"
-            + (f" (pid {holder})" if holder.isdigit() else ""),
-            remedy="stop that one, or give this start its own --state-dir",
-            exit_code=ExitCode.IN_USE,
-        ) from None
+        raise in_use(directory, descriptor) from None
     except OSError as error:
         raise OperatorError(
             f"state directory {directory}: its file system cannot lock files: {error.strerror or error}",

@@ -17,6 +17,7 @@ from typing import TextIO
 from kimi_k3.checkpoint import Checkpoint, require_servable
 from kimi_k3.journal.models import CheckpointSummary, SupervisorRecord
 from kimi_k3.journal.writer import now
+from kimi_k3.plan.chosen import chosen_profile
 from kimi_k3.plan.fit import check_fit
 from kimi_k3.plan.launch import (
     ENGINE_MODULE,
@@ -30,6 +31,7 @@ from kimi_k3.plan.launch import (
 from kimi_k3.plan.options import Options, decide
 from kimi_k3.plan.secret import read_api_key
 from kimi_k3.plan.startable import require_startable
+from kimi_k3.preflight.checkpoint import check_checkpoint
 from kimi_k3.preflight.checks import of_start, subject_of
 from kimi_k3.preflight.cores import check_cores
 from kimi_k3.preflight.finding import State
@@ -37,7 +39,6 @@ from kimi_k3.preflight.gpus import WAIT_SECONDS, wait_seconds
 from kimi_k3.preflight.machine import Machine
 from kimi_k3.preflight.state import check_state_dir
 from kimi_k3.preflight.subject import Subject
-from kimi_k3.profiles.load import load_profile
 from kimi_k3.profiles.schema import Device
 from kimi_k3.supervisor.leftovers import clear_leftovers
 from kimi_k3.supervisor.lock import hold_lock
@@ -71,7 +72,7 @@ def serve(
     Raises:
         OperatorError: the start is not possible, or it failed.
     """
-    profile = load_profile(profile_name)
+    profile = chosen_profile(profile_name, options)
     require_startable(profile)
     wait = wait_seconds(wait_vram, profile, default=WAIT_SECONDS)
     api_key = read_api_key(api_key_file, os.environ)
@@ -80,7 +81,7 @@ def serve(
         options,
         profile,
         # Absolute: the engine's processes may run elsewhere, and the name is part of what marks them.
-        state_dir=(state_dir or default_state_dir()).expanduser().resolve(),
+        state_dir=(state_dir or default_state_dir()).resolve(),
         socket_dir=socket_dir(start_id, Path(tempfile.gettempdir())),
         start_id=start_id,
         consent_in_environment=EngineEnvironment.read().accept_lossy,
@@ -157,7 +158,9 @@ def engine_url(host: str, port: int) -> str:
 def check_machine(
     machine: Machine, subject: Subject, report: Callable[[str], None], pause: Callable[[float], bool]
 ) -> None:
-    """The whole preflight but the probe: warnings are told, and the first failure is raised.
+    """The preflight but for its probe: warnings are told, and the first failure is raised.
+
+    Of a servable checkpoint, only what is odd about it is told.
 
     Args:
         machine: that is checked.
@@ -177,7 +180,8 @@ def check_machine(
             told = True
         return pause(seconds)
 
-    findings = tuple(of_start(replace(machine, pause=patiently), subject))
+    about = () if subject.checkpoint is None else check_checkpoint(subject.checkpoint)
+    findings = (*about, *of_start(replace(machine, pause=patiently), subject))
     for finding in findings:
         if finding.state in (State.WARN, State.UNKNOWN):
             report(f"preflight: {finding}")

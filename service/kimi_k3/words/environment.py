@@ -46,9 +46,8 @@ OF_THE_SUPERVISOR = {
 }
 """What the supervisor sets for the engine's processes, and what an operator does instead."""
 
-# What Kubernetes puts into every pod of a namespace with a Service called "kimi-k3" or "kimi-k3-...".
 _SERVICE_LINK = re.compile(
-    PREFIX + r"(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)"
+    r"(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)"
 )
 _SERVICE_LINK_URL = re.compile(r"(tcp|udp|sctp)://")
 
@@ -126,7 +125,7 @@ def check_operators_environment(environment: Mapping[str, str]) -> None:
         spelled = name.upper()
         if not value or not spelled.startswith(PREFIX) or spelled.startswith(SIDECAR_PREFIX):
             continue
-        if name in OF_OPERATORS or _is_service_link(name, value):
+        if name in OF_OPERATORS or is_service_link(PREFIX, name, value):
             continue
         if name in OF_THE_SUPERVISOR:
             what, remedy = "is set by `kimi-k3 serve` itself", OF_THE_SUPERVISOR[name]
@@ -135,8 +134,15 @@ def check_operators_environment(environment: Mapping[str, str]) -> None:
         raise OperatorError(f"environment variable {name} {what}", remedy=remedy, exit_code=ExitCode.USAGE)
 
 
-def _is_service_link(name: str, value: str) -> bool:
-    if _SERVICE_LINK.fullmatch(name):
+def is_service_link(prefix: str, name: str, value: str) -> bool:
+    """Whether Kubernetes made a variable of a Service, for every pod of its namespace.
+
+    Args:
+        prefix: ``KIMI_K3_`` for Services called ``kimi-k3`` or ``kimi-k3-...``.
+    """
+    if not name.startswith(prefix):
+        return False
+    if _SERVICE_LINK.fullmatch(name.removeprefix(prefix)):
         return True
     return name.endswith("PORT") and _SERVICE_LINK_URL.match(value) is not None
 

@@ -122,7 +122,7 @@ def open_experts(checkpoint: Path, layers: str | None) -> ExpertFiles:
         OperatorError: there is no such layer, or what the layers need is not there.
     """
     if layers is None:
-        text = require_servable(checkpoint).config.text_config
+        text = require_servable(checkpoint, weights_only=True).config.text_config
     else:
         text = read_config(checkpoint / "config.json").text_config
     if not text.moe_layers:
