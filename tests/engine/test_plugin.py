@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -109,3 +110,38 @@ def test_supervised_start_on_a_platform_that_is_not_ours_is_refused(tmp_path: Pa
         FailureRecord.model_validate_json(path.read_text()) for path in tmp_path.glob("failure-*.json")
     ]
     assert "this is 'cuda'" in failure.what
+
+
+@pytest.fixture(scope="module")
+def patched(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """vLLM 0.33.0 with one changed line in a function that the plugin builds on."""
+    directory = tmp_path_factory.mktemp("patched")
+    shutil.copytree(vllm_source("0.33.0"), directory / "vllm", copy_function=os.symlink)
+    file = directory / "vllm/model_executor/model_loader/utils.py"
+    text = file.read_text(encoding="utf-8")
+    file.unlink()
+    changed = text.replace(
+        "def process_weights_after_loading(", "def process_weights_after_loading(  # mine\n    "
+    )
+    assert changed != text
+    file.write_text(changed, encoding="utf-8")
+    return directory
+
+
+@pytest.mark.parametrize(("allowed", "goes_on"), [("0", False), ("1", True)])
+def test_a_vllm_with_other_lines(patched: Path, tmp_path: Path, allowed: str, goes_on: bool) -> None:
+    """Refused by the plugin itself, since not every start has a preflight; allowed only by name."""
+    result = _python(
+        LOAD,
+        PYTHONPATH=os.pathsep.join(map(str, [GFX942 / "double", patched, SERVICE])),
+        KIMI_K3_STATE_DIR=str(tmp_path),
+        KIMI_K3_START_ID="start",
+        KIMI_K3_ALLOW_UNTESTED_VLLM=allowed,
+    )
+    assert (
+        "process_weights_after_loading in model_executor/model_loader/utils.py has other lines"
+        in result.stderr
+    )
+    assert (result.returncode == 0) is goes_on, result.stderr
+    assert ("went on" in result.stdout) is goes_on
+    assert bool(list(tmp_path.glob("failure-*.json"))) is not goes_on
