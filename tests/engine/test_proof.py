@@ -10,10 +10,21 @@ from dataclasses import replace
 import pytest
 import torch
 
-from kimi_k3.engine.proof import TOLERANCE, Matrix, Problem, Proof, Situ, make_problem, prove, relative_error
+from kimi_k3.engine.proof import (
+    TOLERANCE,
+    Matrix,
+    Problem,
+    Proof,
+    Situ,
+    Size,
+    make_problem,
+    prove,
+    relative_error,
+)
 
 K3 = Situ(beta=4.0, linear_beta=25.0)
 CPU = torch.device("cpu")
+SMALL = Size(hidden=128, intermediate=64, experts=16, top_k=3)
 Change = Callable[[Matrix], Matrix]
 
 
@@ -22,18 +33,19 @@ Activation = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 def rounded(problem: Problem, activation: Activation) -> torch.Tensor:
     """As a GPU computes it: bf16 between the projections and in the sum over experts."""
-    w13, w2 = problem.w13.values(), problem.w2.values()
     total = torch.zeros_like(problem.hidden)
     for token in range(len(problem.hidden)):
         for slot, expert in enumerate(problem.expert_ids[token].tolist()):
-            gate, up = (w13[expert] @ problem.hidden[token].float()).chunk(2)
+            gate, up = (problem.w13.values(expert) @ problem.hidden[token].float()).chunk(2)
             middle = activation(gate, up).to(torch.bfloat16).float()
-            total[token] += (problem.expert_weights[token, slot] * (w2[expert] @ middle)).to(torch.bfloat16)
+            total[token] += (problem.expert_weights[token, slot] * (problem.w2.values(expert) @ middle)).to(
+                torch.bfloat16
+            )
     return total
 
 
 def proof(kernel: Callable[[Problem], torch.Tensor], *, signs: bool = True) -> Proof:
-    return prove(kernel, hidden=128, intermediate=64, situ=K3, signs=signs, device=CPU)
+    return prove(kernel, SMALL, situ=K3, signs=signs, device=CPU)
 
 
 def wrong(change: Change, *, w13: bool = True, w2: bool = True) -> Callable[[Problem], torch.Tensor]:
@@ -144,13 +156,17 @@ def test_what_is_no_number_is_wrong(value: float) -> None:
 
 def test_the_problem_covers_what_it_is_for() -> None:
     """Every level in both halves of a group, both signs, the same numbers every time."""
-    problem = make_problem(128, 64, signed=True, device=CPU)
+    problem = make_problem(SMALL, signed=True, device=CPU)
     assert set(problem.w13.levels[..., :16].unique().tolist()) == set(range(-8, 8))
     assert (problem.w2.scales < 0).any()
     assert (problem.w2.scales > 0).any()
-    again = make_problem(128, 64, signed=True, device=CPU)
+    again = make_problem(SMALL, signed=True, device=CPU)
     assert torch.equal(problem.hidden, again.hidden)
-    assert not (make_problem(128, 64, signed=False, device=CPU).w13.scales < 0).any()
+    assert not (make_problem(SMALL, signed=False, device=CPU).w13.scales < 0).any()
     with torch.device("meta"):  # as while a model is built
-        assert torch.equal(problem.hidden, make_problem(128, 64, signed=True, device=CPU).hidden)
+        assert torch.equal(problem.hidden, make_problem(SMALL, signed=True, device=CPU).hidden)
+    assert len(problem.w2.scales) == SMALL.used == 7
+    assert len({problem.w2.values(expert).sum().item() for expert in range(7)}) == 7, (
+        "experts can be told apart"
+    )
     assert all(len(set(row)) == len(row) for row in problem.expert_ids.tolist())

@@ -10,7 +10,7 @@ from vllm.model_executor.layers.fused_moe import FusedMoEConfig
 from vllm.platforms import current_platform
 
 from kimi_k3.engine.backend import Int4Backend, kernel
-from kimi_k3.engine.proof import TOKENS, TOLERANCE, Proof, Situ, prove
+from kimi_k3.engine.proof import TOKENS, TOLERANCE, Proof, Situ, Size, prove
 from kimi_k3.engine.voice import say
 from kimi_k3.errors import OperatorError
 from kimi_k3.words.weights import Requantisation
@@ -87,22 +87,24 @@ def _looks_like(proof: Proof) -> str:
     return f": {proof.likeness}" if proof.likeness else ""
 
 
-_proofs: dict[tuple[str, int, int, Situ, bool], Proof] = {}
-"""A process has one GPU, and all its layers have one shape."""
+_proofs: dict[tuple[str, Size, Situ, bool], Proof] = {}
+"""A process has one GPU, and all its layers have one size."""
 
 
 def _proof(backend: Int4Backend, moe: FusedMoEConfig, situ: Situ, *, signs: bool) -> Proof:
-    hidden, intermediate = moe.hidden_dim, moe.intermediate_size_per_partition
-    key = backend.name, hidden, intermediate, situ, signs
+    size = Size(
+        hidden=moe.hidden_dim,
+        intermediate=moe.intermediate_size_per_partition,
+        experts=moe.num_local_experts,
+        top_k=moe.experts_per_token,
+    )
+    key = backend.name, size, situ, signs
     if key not in _proofs:
-        _proofs[key] = proof = prove(
-            kernel(backend, moe),
-            hidden=hidden,
-            intermediate=intermediate,
-            situ=situ,
-            signs=signs,
-            device=torch.device(moe.device),
-        )
+        device = torch.device(moe.device)
+        _proofs[key] = proof = prove(kernel(backend, moe), size, situ=situ, signs=signs, device=device)
+        if device.type != "cpu":
+            # Once: what the problem needed shall not lie in pieces between the weights.
+            torch.accelerator.empty_cache()
         if proof.right:
             batches = ", ".join(map(str, TOKENS))
             say(

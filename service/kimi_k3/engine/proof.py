@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Proving the experts' kernel right before it serves: a few experts, a few tokens, against float32.
 
+The layer has its real sizes, experts and experts per token, since AITER chooses its kernels by them; tokens
+go to a few of the experts.
+
 A kernel that takes nibbles, scales or the activation for something else answers fluently and wrongly. The
 problem is made so that each known mistake changes the answer far more than rounding does: levels from -8 to
 7, scales that differ between the even and the odd group of a pair and (in a second problem) have both signs,
@@ -23,7 +26,12 @@ from kimi_k3.words.weights import Int4Layout
 TOKENS = (1, 4, 7, 16, 32)
 """Batches: those of the kernel's authors (vllm-project/vllm#51274)."""
 
-EXPERTS, TOP_K = 4, 2
+DISTINCT = 4
+"""Experts that are made of random numbers; the others have their levels and other scales."""
+
+SPARE = 4
+"""Experts beyond those of one token, so that tokens differ in theirs."""
+
 TOLERANCE = 0.03
 """Largest relative error (root of squared differences over squared values) of one token. Rounding of
 activations and sums to bf16 makes about 0.004, the smallest known mistake 0.6 (tests/engine/
@@ -59,9 +67,10 @@ class Matrix:
         """In the layout's order and shape."""
         return arrange_scales(self.scales, layout).contiguous()
 
-    def values(self) -> torch.Tensor:
-        """``[E, N, K]`` float32: what the kernel multiplies with, ``bf16(level * scale)``."""
-        grouped = self.levels.float().unflatten(-1, (-1, GROUP_SIZE)) * self.scales.float().unsqueeze(-1)
+    def values(self, expert: int) -> torch.Tensor:
+        """``[N, K]`` float32 of one expert: what the kernel multiplies with, ``bf16(level * scale)``."""
+        levels, scales = self.levels[expert].float(), self.scales[expert].float()
+        grouped = levels.unflatten(-1, (-1, GROUP_SIZE)) * scales.unsqueeze(-1)
         values: torch.Tensor = grouped.to(torch.bfloat16).float().flatten(-2)
         return values
 
@@ -81,6 +90,28 @@ class Situ:
 
 
 @dataclass(frozen=True)
+class Size:
+    """A layer on one rank, as the kernels will be asked for it.
+
+    Attributes:
+        hidden: ``K``.
+        intermediate: ``I``.
+        experts: of the rank.
+        top_k: experts of a token.
+    """
+
+    hidden: int
+    intermediate: int
+    experts: int
+    top_k: int
+
+    @property
+    def used(self) -> int:
+        """Experts that the problem has tokens for, the first of the rank."""
+        return min(self.experts, self.top_k + SPARE)
+
+
+@dataclass(frozen=True)
 class Problem:
     """Experts and the tokens that go through them.
 
@@ -88,8 +119,8 @@ class Problem:
         w13: gate rows, then as many up rows; ``[E, 2 I, K]``.
         w2: ``[E, K, I]``.
         hidden: ``[T, K]`` bf16.
-        expert_ids: ``[T, TOP_K]`` int32, different ones for each token.
-        expert_weights: ``[T, TOP_K]`` float32.
+        expert_ids: ``[T, top_k]`` int32, different ones for each token.
+        expert_weights: ``[T, top_k]`` float32.
     """
 
     w13: Matrix
@@ -109,14 +140,13 @@ class Problem:
 
     def answer(self, activation: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> torch.Tensor:
         """``[T, K]`` float32: the sum of each token's experts, weighted."""
-        w13, w2, hidden = self.w13.values(), self.w2.values(), self.hidden.float()
+        hidden = self.hidden.float()
         total = torch.zeros_like(hidden)
-        for slot in range(self.expert_ids.shape[1]):
-            for expert in range(w13.shape[0]):
-                chosen = (self.expert_ids[:, slot] == expert).nonzero().flatten()
-                gate, up = (hidden[chosen] @ w13[expert].T).chunk(2, dim=-1)
-                out = activation(gate, up) @ w2[expert].T
-                total.index_add_(0, chosen, out * self.expert_weights[chosen, slot].unsqueeze(-1))
+        for expert in self.expert_ids.unique().tolist():
+            chosen, slots = (self.expert_ids == expert).nonzero(as_tuple=True)
+            gate, up = (hidden[chosen] @ self.w13.values(expert).T).chunk(2, dim=-1)
+            out = activation(gate, up) @ self.w2.values(expert).T
+            total.index_add_(0, chosen, out * self.expert_weights[chosen, slots].unsqueeze(-1))
         return total
 
 
@@ -150,47 +180,52 @@ class Proof:
         return self.right and self.signed_error is not None and self.signed_error <= TOLERANCE
 
 
-def prove(
-    kernel: Kernel, *, hidden: int, intermediate: int, situ: Situ, signs: bool, device: torch.device
-) -> Proof:
+def prove(kernel: Kernel, size: Size, *, situ: Situ, signs: bool, device: torch.device) -> Proof:
     """Compare a kernel with float32.
 
     Args:
         kernel: what will serve.
-        hidden: ``K``, a multiple of 64.
-        intermediate: ``I`` of this rank, a multiple of 64.
+        size: of the layers that it will serve.
         situ: the model's activation.
         signs: whether negative scales are wanted.
         device: where the kernel computes.
     """
-    plain = make_problem(hidden, intermediate, signed=False, device=device)
+    plain = make_problem(size, signed=False, device=device)
     error, likeness = _compare(kernel, plain, situ)
     if error > TOLERANCE or not signs:
         return Proof(error, None, likeness)
-    signed = make_problem(hidden, intermediate, signed=True, device=device)
+    signed = make_problem(size, signed=True, device=device)
     signed_error, likeness = _compare(kernel, signed, situ)
     return Proof(error, signed_error, likeness)
 
 
-def make_problem(hidden: int, intermediate: int, *, signed: bool, device: torch.device) -> Problem:
+def make_problem(size: Size, *, signed: bool, device: torch.device) -> Problem:
     """The same problem every time, from a generator of its own."""
     random = _Numbers(20_261_130 + signed)
-    w1, w3 = (
-        _matrix(intermediate, hidden, spread, signed=signed, random=random)
+    gate, up = (
+        _matrix(size.intermediate, size.hidden, spread, signed=signed, random=random)
         for spread in (_GATE_SPREAD, _UP_SPREAD)
     )
-    w13 = Matrix(torch.cat((w1.levels, w3.levels), dim=1), torch.cat((w1.scales, w3.scales), dim=1))
-    w2 = _matrix(hidden, intermediate, _DOWN_SPREAD, signed=signed, random=random)
+    w13 = Matrix(torch.cat((gate.levels, up.levels), dim=1), torch.cat((gate.scales, up.scales), dim=1))
+    w2 = _matrix(size.hidden, size.intermediate, _DOWN_SPREAD, signed=signed, random=random)
     count = max(TOKENS)
-    weights = random.uniform(count, TOP_K)
-    problem = Problem(
-        w13=w13,
-        w2=w2,
-        hidden=random.normal(count, hidden).to(torch.bfloat16),
-        expert_ids=torch.stack([random.order(EXPERTS)[:TOP_K] for _ in range(count)]).to(torch.int32),
-        expert_weights=weights / weights.sum(dim=-1, keepdim=True),
+    ids = torch.stack([random.order(size.used)[: size.top_k] for _ in range(count)])
+    weights = random.uniform(count, size.top_k)
+    return Problem(
+        w13=_repeated(w13, size.used, device),
+        w2=_repeated(w2, size.used, device),
+        hidden=random.normal(count, size.hidden).to(device, torch.bfloat16),
+        expert_ids=ids.to(device, torch.int32),
+        expert_weights=(weights / weights.sum(dim=-1, keepdim=True)).to(device),
     )
-    return _moved(problem, device)
+
+
+def _repeated(distinct: Matrix, experts: int, device: torch.device) -> Matrix:
+    """So many experts, all of them different: their scales grow from one to the next."""
+    which = torch.arange(experts, device=device) % DISTINCT
+    factors = 1 + torch.arange(experts, device=device, dtype=torch.float32) / (2 * experts)
+    scales = distinct.scales.to(device)[which].float() * factors.view(-1, 1, 1)
+    return Matrix(distinct.levels.to(device)[which], scales.to(torch.bfloat16))
 
 
 class _Numbers:
@@ -209,7 +244,7 @@ class _Numbers:
 
     def whole(self, first: int, end: int, *shape: int) -> torch.Tensor:
         """Whole numbers."""
-        return torch.randint(first, end, shape, generator=self._generator, device="cpu")
+        return torch.randint(first, end, shape, generator=self._generator, device="cpu", dtype=torch.int8)
 
     def order(self, count: int) -> torch.Tensor:
         """Of ``count`` things."""
@@ -218,26 +253,13 @@ class _Numbers:
 
 def _matrix(rows: int, columns: int, spread: float, *, signed: bool, random: _Numbers) -> Matrix:
     """Levels from -8 to 7, and scales with which a standard normal input gives outputs so wide."""
-    levels = random.whole(-8, 8, EXPERTS, rows, columns).to(torch.int8)
-    scales = random.uniform(EXPERTS, rows, columns // GROUP_SIZE)
+    levels = random.whole(-8, 8, DISTINCT, rows, columns)
+    scales = random.uniform(DISTINCT, rows, columns // GROUP_SIZE)
     scales[..., 1::2] *= _ODD_GROUPS
     scales *= spread / (_LEVEL_SPREAD * math.sqrt(columns) * float(scales.square().mean().sqrt()))
     if signed:
         scales *= random.whole(0, 2, *scales.shape) * 2 - 1
     return Matrix(levels, scales.to(torch.bfloat16))
-
-
-def _moved(problem: Problem, device: torch.device) -> Problem:
-    def moved(matrix: Matrix) -> Matrix:
-        return Matrix(matrix.levels.to(device), matrix.scales.to(device))
-
-    return Problem(
-        w13=moved(problem.w13),
-        w2=moved(problem.w2),
-        hidden=problem.hidden.to(device),
-        expert_ids=problem.expert_ids.to(device),
-        expert_weights=problem.expert_weights.to(device),
-    )
 
 
 def _compare(kernel: Kernel, problem: Problem, situ: Situ) -> tuple[float, str | None]:

@@ -132,6 +132,7 @@ def ours(
     cases: dict[str, dict[str, Any]] = {
         "amax": {"weights": weights["golden"], "environment": AMAX},
         "mse": {},
+        "half": {"half": True},
         "twice": {"times": 2},
         "lossless": {"int4": False},
         "no consent": {"environment": {"KIMI_K3_ACCEPT_LOSSY": "0"}},
@@ -220,6 +221,11 @@ def test_the_canary_says_so(ours: dict[str, dict[str, Any]]) -> None:
         "kimi-k3: canary: AITER_INT4_BF16 is right for batches of 1, 4, 7, 16, 32 tokens"
         in (ours["mse"]["said"])
     )
+
+
+def test_the_canary_of_expert_parallelism(ours: dict[str, dict[str, Any]]) -> None:
+    """With the mask by which AITER tells a rank's experts, and chooses its kernels."""
+    assert ours["half"]["half"] < 0.01
 
 
 @pytest.mark.parametrize(
