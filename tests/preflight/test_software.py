@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from kimi_k3.preflight.vllm_source import check_vllm
 from kimi_k3.words.environment import ALLOW_UNTESTED_VLLM
 from tests.wheels import VERSIONS, vllm_source
 
+from ..kernels.doubles import Generation, install
 from .node import AITER_KERNELS, Node, install_aiter
 
 
@@ -234,77 +236,110 @@ def test_ranges_are_in_order() -> None:
     assert begins == sorted(begins)
 
 
-PARAMETERS = "def get_flydsl_kernel_params(name): return {'stage': int(name[10]), 'tile_m': 32}\n"
-COMPILERS = {
-    "good": "def compile_one_config(**job): return {'compile_time': 1.5, 'compile_arch': 'gfx942'}\n",
-    "abort": (
-        "import os, sys\ndef compile_one_config(**job):\n"
-        "    if job['stage'] == 1: return {'compile_time': 0.5}\n"
-        "    print('LLVM ERROR: Cannot select: v2bf16,ch = BUFFER_ATOMIC_FADD', file=sys.stderr)\n"
-        "    sys.stderr.flush(); os.abort()\n"
-    ),
-    "fail": "def compile_one_config(**job):\n    print('[FAIL] x'); return {'compile_time': None}\n",
-    "hang": "import time\ndef compile_one_config(**job): time.sleep(600)\n",
-    "job": (
-        "import os\ndef compile_one_config(**job):\n"
-        "    assert (job['model_dim'], job['act'], os.environ['GPU_ARCHS']) == (3584, 'situv2', 'gfx942')\n"
-        "    assert not os.path.exists(os.environ['FLYDSL_RUNTIME_CACHE_DIR'])\n"
-        "    return {'compile_time': 0.1}\n"
-    ),
-}
-
-
-def probed(node: Node, text: str, *, timeout: float = 60.0) -> list[Finding]:
-    """The probe with a compiler of ours in AITER's place."""
-    node.write("/site/aiter/__init__.py", "")
-    node.write("/site/aiter/aot/__init__.py", "")
-    node.write("/site/aiter/aot/flydsl/__init__.py", "")
-    node.write("/site/aiter/aot/flydsl/moe.py", text)
+def probed(
+    node: Node,
+    generation: Generation,
+    told: dict[str, list[str]] | None = None,
+    *,
+    timeout: float = 60.0,
+    cache: Path | None = None,
+) -> list[Finding]:
+    """The probe with a double in AITER's place, which does to kernels what it is told."""
+    install(node.search, generation).behave(**told or {})
     node.environment |= {"PATH": os.environ["PATH"]}
-    return list(check_compile(node.machine, timeout=timeout))
+    return list(check_compile(node.machine, timeout=timeout, cache=cache))
 
 
-@pytest.mark.parametrize("name", ["good", "job"])
-def test_kernels_that_compile(node: Node, name: str) -> None:
-    """Both, with Kimi-K3's shapes, for gfx942, and not from anybody's cache."""
-    findings = probed(node, PARAMETERS + COMPILERS[name])
+GENERATIONS = pytest.mark.parametrize("generation", list(Generation))
+FIRST, SECOND = ["flydsl_moe1_"], ["flydsl_moe2_"]
+
+
+@GENERATIONS
+def test_kernels_that_compile(node: Node, generation: Generation) -> None:
+    """Both, by AITER's own entry; the double raises unless it is for gfx942 and with Kimi-K3's activation."""
+    findings = probed(node, generation)
     assert [(finding.check, finding.state) for finding in findings] == [
         ("compile-stage-1", State.PASS),
         ("compile-stage-2", State.PASS),
     ], findings
 
 
-def test_a_compiler_that_is_ended(node: Node) -> None:
+@GENERATIONS
+def test_kernels_for_this_model(node: Node, generation: Generation, tmp_path: Path) -> None:
+    """With its shapes, for gfx942, and by the names of AITER's fallback."""
+    probed(node, generation, cache=tmp_path)
+    found = [json.loads(path.read_text()) for path in sorted(tmp_path.glob("*/*.pkl"))]
+    assert {name for _, name, *_ in found} == {
+        "flydsl_moe1_abf16_wint4_bf16_t32x128x128",
+        "flydsl_moe2_abf16_wint4_bf16_t32x128x128_atomic",
+    }
+    for _, _, artifact, closure, target in found:
+        assert (artifact["h"], artifact["i"], artifact["ne"]) == (3584, 3072, 112)
+        assert (closure["topk"], target) == (16, "gfx942")
+
+
+@GENERATIONS
+def test_nobodys_cache(node: Node, generation: Generation, tmp_path: Path) -> None:
+    """What somebody else compiled proves nothing, unless that is the question."""
+    probed(node, generation, cache=tmp_path)
+    broken = {"fail": FIRST + SECOND}
+    first, _ = probed(node, generation, broken)
+    assert first.state is State.FAIL
+    assert {finding.state for finding in probed(node, generation, broken, cache=tmp_path)} == {State.PASS}
+
+
+@GENERATIONS
+def test_a_compiler_that_is_ended(node: Node, generation: Generation) -> None:
     """LLVM aborts its process; the finding has its words, and this process lives."""
-    first, second = probed(node, PARAMETERS + COMPILERS["abort"])
+    first, second = probed(node, generation, {"abort": SECOND})
     assert first.state is State.PASS
     assert second.state is State.FAIL
     assert "by SIGABRT: LLVM ERROR: Cannot select" in second.what
 
 
-def test_a_kernel_that_does_not_compile(node: Node) -> None:
+@GENERATIONS
+def test_a_first_stage_that_is_ended(node: Node, generation: Generation) -> None:
+    """Stages are told apart; where the newer entry does not get to the second one, it is unknown."""
+    first, second = probed(node, generation, {"abort": FIRST})
+    assert first.state is State.FAIL
+    assert second.state is (State.UNKNOWN if generation is Generation.THIRD else State.PASS)
+
+
+@GENERATIONS
+def test_a_kernel_that_does_not_compile(node: Node, generation: Generation) -> None:
     """AITER catches its own exceptions and only prints."""
-    assert {finding.state for finding in probed(node, PARAMETERS + COMPILERS["fail"])} == {State.FAIL}
+    first, second = probed(node, generation, {"fail": SECOND})
+    assert first.state is State.PASS
+    assert second.state is State.FAIL
+    assert "failed to legalize operation" in second.what
 
 
-def test_a_compiler_that_takes_too_long(node: Node) -> None:
+@GENERATIONS
+def test_a_compiler_that_takes_too_long(node: Node, generation: Generation) -> None:
     """Not known, and nothing goes on compiling."""
-    findings = probed(node, PARAMETERS + COMPILERS["hang"], timeout=1.0)
+    findings = probed(node, generation, {"hang": FIRST + SECOND}, timeout=1.0)
     assert {finding.state for finding in findings} == {State.UNKNOWN}
 
 
-@pytest.mark.parametrize(
-    "text", ["import nothing_like_this\n", "x = 1\n", "get_flydsl_kernel_params = str.upper\n"]
-)
+@pytest.mark.parametrize("text", ["import nothing_like_this\n", "x = 1\n", "raise SystemExit(3)\n"])
 def test_an_aiter_that_cannot_be_asked(node: Node, text: str) -> None:
     """Another version's compiler: unknown, since nothing was compiled."""
-    assert {finding.state for finding in probed(node, text)} == {State.UNKNOWN}
+    install(node.search, Generation.SECOND)
+    node.write("/site/aiter/aot/flydsl/moe.py", text)
+    assert {finding.state for finding in check_compile(node.machine)} == {State.UNKNOWN}
+    node.remove("/site/aiter/aot/flydsl/moe.py")
+    assert {finding.state for finding in check_compile(node.machine)} == {State.UNKNOWN}
 
 
-def test_kernels_that_aiter_does_not_know(node: Node) -> None:
-    """Its table of names is another one."""
-    text = "def get_flydsl_kernel_params(name): return None\ndef compile_one_config(**job): return {}\n"
-    assert {finding.state for finding in probed(node, text)} == {State.UNKNOWN}
+@GENERATIONS
+def test_kernels_that_aiter_does_not_know(node: Node, generation: Generation) -> None:
+    """Its table of names is another one: a warning and exit code 0 in the older generations."""
+    install(node.search, generation)
+    source = "/site/aiter/ops/flydsl/moe_kernels.py"
+    text = (node.root / source.lstrip("/")).read_text()
+    node.write(source, text.replace("flydsl_moe1_", "other_1_").replace("flydsl_moe2_", "other_2_"))
+    findings = list(check_compile(node.machine))
+    assert {finding.state for finding in findings} == {State.UNKNOWN}, findings
 
 
 def test_a_probe_without_flydsl(node: Node) -> None:
