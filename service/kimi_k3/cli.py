@@ -90,7 +90,12 @@ AllowNonfinite = Annotated[
 ]
 
 # Of the commands in kernels_app.
-ModelSizes = Annotated[str, typer.Argument(help="Directory with config.json; nothing else is needed.")]
+ModelSizes = Annotated[
+    str | None,
+    typer.Argument(
+        help="Directory with config.json, for its sizes. Default: Kimi-K3's as published.", show_default=False
+    ),
+]
 Int4Profile = Annotated[str, typer.Option(help="Named deployment with int4 on gfx942.")]
 Arch = Annotated[str, typer.Option(help="What to compile for: gfx942.")]
 CacheDir = Annotated[
@@ -345,7 +350,7 @@ def preflight(
 
 @kernels_app.command("build")
 def kernels_build(
-    checkpoint: ModelSizes,
+    checkpoint: ModelSizes = None,
     profile: Int4Profile = "ep8",
     arch: Arch = "gfx942",
     cache_dir: CacheDir = None,
@@ -369,7 +374,7 @@ def kernels_build(
 
 @kernels_app.command("check")
 def kernels_check(
-    checkpoint: ModelSizes,
+    checkpoint: ModelSizes = None,
     profile: Int4Profile = "ep8",
     arch: Arch = "gfx942",
     cache_dir: CacheDir = None,
@@ -386,12 +391,12 @@ def kernels_check(
 
 
 def _kernels_request(
-    checkpoint: str, profile: str, arch: str, cache_dir: str | None, *, as_json: bool
+    checkpoint: str | None, profile: str, arch: str, cache_dir: str | None, *, as_json: bool
 ) -> Any:
     from kimi_k3.kernels.command import Request
 
     return Request(
-        checkpoint=given_path("checkpoint", checkpoint, absolute=True),
+        checkpoint=None if checkpoint is None else given_path("checkpoint", checkpoint, absolute=True),
         profile=profile,
         arch=arch,
         cache=None if cache_dir is None else given_path("--cache-dir", cache_dir, absolute=True),

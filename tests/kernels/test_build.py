@@ -17,7 +17,7 @@ from kimi_k3.kernels.command import Request, run_build, run_check
 from kimi_k3.kernels.entry import environment_of_entry, worker_count
 from kimi_k3.kernels.installed import find_aiter
 from kimi_k3.kernels.table import COLUMNS
-from kimi_k3.kernels.wanted import MASKED_REDUCTION, default_cache
+from kimi_k3.kernels.wanted import MASKED_REDUCTION, built_directory, default_cache
 from kimi_k3.words.gpus import GPUS
 from tests.surroundings import SURROUNDINGS
 
@@ -376,6 +376,20 @@ def test_workers() -> None:
     for given in ("0", "-1", "many", "²"):
         with pytest.raises(OperatorError, match="AITER_FLYDSL_AOT_WORKERS"):
             worker_count({"AITER_FLYDSL_AOT_WORKERS": given})
+
+
+def test_a_start_finds_what_was_built(
+    double: Double, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Without a checkpoint the sizes are the published ones; a start of the same build of AITER looks there."""
+    environment = {**ENVIRONMENT, "XDG_CACHE_HOME": str(tmp_path / "xdg")}
+    search = (str(double.site),)
+    assert built_directory(environment, search) is None
+    asked = Request(checkpoint=None, profile="tp8", arch="gfx942", cache=None, as_json=True)
+    assert run_build(asked, environment=environment, search=search) == ExitCode.OK
+    report = json.loads(capsys.readouterr().out)
+    assert built_directory(environment, search) == Path(report["directory"])
+    assert built_directory(environment, (str(tmp_path / "no-aiter"),)) is None
 
 
 def test_the_usual_place(monkeypatch: pytest.MonkeyPatch) -> None:

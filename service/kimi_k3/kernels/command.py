@@ -10,6 +10,7 @@ from pathlib import Path
 
 from kimi_k3.checkpoint import read_config
 from kimi_k3.checkpoint.messages import printable
+from kimi_k3.checkpoint.published import published_config
 from kimi_k3.errors import ExitCode, OperatorError
 from kimi_k3.files import read_small
 from kimi_k3.kernels.build import build
@@ -29,14 +30,14 @@ class Request:
     """The command line of one build or check.
 
     Attributes:
-        checkpoint: a directory with a ``config.json``, for the model's sizes.
+        checkpoint: a directory with a ``config.json``, for the model's sizes; ``None`` for Kimi-K3's.
         profile: its name.
         arch: what to compile for.
         cache: below which each build of AITER has its directory; ``None`` for the usual place.
         as_json: whether to print the document and nothing else.
     """
 
-    checkpoint: Path
+    checkpoint: Path | None
     profile: str
     arch: str
     cache: Path | None
@@ -104,7 +105,8 @@ def _wanted(request: Request, environment: Mapping[str, str], search: Sequence[s
         )
     profile = load_profile(request.profile)
     require_int4_on_gfx942(profile)
-    config = read_config(request.checkpoint / CONFIG)
+    directory = request.checkpoint
+    config = published_config() if directory is None else read_config(directory / CONFIG)
     return kernels_wanted(
         config.text_config,
         profile,

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -12,8 +12,8 @@ from kimi_k3.checkpoint import TextConfig
 from kimi_k3.checkpoint.messages import printable
 from kimi_k3.errors import ExitCode, OperatorError
 from kimi_k3.kernels.entry import TABLE
-from kimi_k3.kernels.installed import Aiter
-from kimi_k3.kernels.shapes import moe_shapes, require_int4_on_gfx942
+from kimi_k3.kernels.installed import Aiter, find_aiter
+from kimi_k3.kernels.shapes import ARCHITECTURE, moe_shapes, require_int4_on_gfx942
 from kimi_k3.kernels.table import REDUCED, Row, kernel_rows, read_tuned
 from kimi_k3.kernels.transcript import Sizes
 from kimi_k3.profiles.schema import Profile
@@ -124,6 +124,15 @@ def default_cache(environment: Mapping[str, str]) -> Path:
             remedy="give --cache-dir",
             exit_code=ExitCode.USAGE,
         ) from None
+
+
+def built_directory(environment: Mapping[str, str], search: Sequence[str] | None = None) -> Path | None:
+    """Where ``kernels build`` compiled for the installed AITER, in the usual place; ``None`` if nowhere."""
+    try:
+        directory = default_cache(environment) / find_aiter(search).directory_name(ARCHITECTURE)
+    except OperatorError:
+        return None
+    return directory if any(directory.rglob("*.pkl")) else None
 
 
 def _tuned_tables(aiter: Aiter, environment: Mapping[str, str]) -> list[Path]:
