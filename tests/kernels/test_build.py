@@ -381,7 +381,7 @@ def test_workers() -> None:
 def test_a_start_finds_what_was_built(
     double: Double, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """Without a checkpoint the sizes are the published ones; a start of the same build of AITER looks there."""
+    """Without a checkpoint the sizes are the published ones; a start of the same AITER looks there."""
     environment = {**ENVIRONMENT, "XDG_CACHE_HOME": str(tmp_path / "xdg")}
     search = (str(double.site),)
     assert built_directory(environment, search) is None
