@@ -39,6 +39,10 @@ app = typer.Typer(
 )
 checkpoint_app = typer.Typer(help="Look at a checkpoint, or make a tiny one.", rich_markup_mode=None)
 app.add_typer(checkpoint_app, name="checkpoint")
+kernels_app = typer.Typer(
+    help="Compile a profile's kernels ahead of time, or tell which are missing.", rich_markup_mode=None
+)
+app.add_typer(kernels_app, name="kernels")
 
 Given = TypeVar("Given", str, int)
 
@@ -82,6 +86,24 @@ AllowNonfinite = Annotated[
     typer.Option(
         "--allow-nonfinite",
         help="Count groups with NaN or infinite values, which stay so, instead of stopping at them.",
+    ),
+]
+
+# Of the commands in kernels_app.
+ModelSizes = Annotated[
+    str | None,
+    typer.Argument(
+        help="Directory with config.json, for its sizes. Default: Kimi-K3's as published.", show_default=False
+    ),
+]
+Int4Profile = Annotated[str, typer.Option(help="Named deployment with int4 on gfx942.")]
+Arch = Annotated[str, typer.Option(help="What to compile for: gfx942.")]
+CacheDir = Annotated[
+    str | None,
+    typer.Option(
+        metavar="<path>",
+        help="Below it each build of AITER has a directory. Default: ~/.cache/kimi-k3/kernels.",
+        show_default=False,
     ),
 ]
 
@@ -323,6 +345,83 @@ def preflight(
             as_json=as_json,
         ),
         Machine(),
+    )
+
+
+@kernels_app.command("build")
+def kernels_build(
+    checkpoint: ModelSizes = None,
+    profile: Int4Profile = "ep8",
+    arch: Arch = "gfx942",
+    cache_dir: CacheDir = None,
+    csv_only: Annotated[
+        str | None,
+        typer.Option(metavar="<path>", help="Only write the table of shapes and kernels there."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="The report as JSON.")] = False,
+) -> int:
+    """Compile the kernels that a profile needs, without a GPU; minutes to hours.
+
+    The exit code is 0 if all were compiled, 1 if one was not, 2 for usage or if it is not possible here.
+    """
+    from kimi_k3.kernels.command import run_build
+
+    return run_build(
+        _kernels_request(checkpoint, profile, arch, cache_dir, as_json=as_json),
+        csv_only=None if csv_only is None else given_path("--csv-only", csv_only, absolute=True),
+    )
+
+
+@kernels_app.command("check")
+def kernels_check(
+    checkpoint: ModelSizes = None,
+    profile: Int4Profile = "ep8",
+    arch: Arch = "gfx942",
+    cache_dir: CacheDir = None,
+    as_json: Annotated[bool, typer.Option("--json", help="The report as JSON.")] = False,
+) -> int:
+    """Tell which kernels of a profile are compiled, without a GPU and without compiling.
+
+    The exit code is 0 if all are, 1 if one is missing or cannot be told, 2 for usage or if it is not possible
+    here.
+    """
+    from kimi_k3.kernels.command import run_check
+
+    return run_check(_kernels_request(checkpoint, profile, arch, cache_dir, as_json=as_json))
+
+
+def _kernels_request(
+    checkpoint: str | None, profile: str, arch: str, cache_dir: str | None, *, as_json: bool
+) -> Any:
+    from kimi_k3.kernels.command import Request
+
+    return Request(
+        checkpoint=None if checkpoint is None else given_path("checkpoint", checkpoint, absolute=True),
+        profile=profile,
+        arch=arch,
+        cache=None if cache_dir is None else given_path("--cache-dir", cache_dir, absolute=True),
+        as_json=as_json,
+    )
+
+
+@app.command()
+def backends(
+    checkpoint: Annotated[str, typer.Argument(help="Directory with config.json; nothing else is needed.")],
+    profile: Annotated[str, typer.Option(help="Named deployment, whose environment vLLM gets.")] = "ep8",
+    weights: Annotated[str | None, typer.Option(help="Routed experts as int4 (lossy) or mxfp4.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="The answer as JSON.")] = False,
+) -> int:
+    """Ask vLLM which kernels it would compute the experts with on this machine, and why not with others.
+
+    The exit code is 0 if there are some and 1 if there are none.
+    """
+    from kimi_k3.backends import run_backends
+
+    return run_backends(
+        given_path("checkpoint", checkpoint, absolute=True),
+        profile_name=profile,
+        weights=weights,
+        as_json=as_json,
     )
 
 

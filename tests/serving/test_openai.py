@@ -47,6 +47,20 @@ def test_chat_completion_has_text_and_usage(client: openai.OpenAI) -> None:
     assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
 
 
+def test_every_answer_says_how_lossy_it_is(client: openai.OpenAI, deployment: Deployment) -> None:
+    """Whoever compares answers must see where they come from, in streams and errors, too."""
+    headers = client.chat.completions.with_raw_response.create(
+        model="kimi-k3", messages=QUESTION, max_tokens=1, stream=True
+    ).headers
+    said = headers["x-kimi-k3-weights"]
+    assert said.startswith("int4_per_group_32; lossy; rel_mse=0.00")
+    conversion = httpx.get(f"{deployment.sidecar_url}/conversion").json()
+    assert float(said.rpartition("=")[2]) == pytest.approx(conversion["total"]["relative_mse"], rel=5e-3)
+    unauthorised = httpx.get(f"{deployment.engine_url}/v1/models")
+    assert (unauthorised.status_code, unauthorised.headers["x-kimi-k3-weights"]) == (401, said)
+    assert "x-kimi-k3-weights" not in httpx.get(f"{deployment.engine_url}/health").headers
+
+
 def test_streaming_yields_the_same_text_in_pieces(client: openai.OpenAI) -> None:
     """A chat window shows pieces; together they must be the answer that is given at once."""
     whole = _ask(client)

@@ -5,7 +5,7 @@ from dataclasses import replace
 from datetime import timedelta
 
 from kimi_k3.host import HostMemory
-from kimi_k3.journal.models import Ending, Loading, MemoryReading, PhaseChange
+from kimi_k3.journal.models import Ending, KernelProof, Loading, MemoryReading, PhaseChange, Step
 from kimi_k3.journal.reader import Journal
 from kimi_k3.sidecar.examples import CGROUP, HOST
 from kimi_k3.sidecar.metrics import METRICS
@@ -106,10 +106,14 @@ def test_every_metric_occurs() -> None:
         0,
         loading=Loading(bytes_done=5, bytes_total=6, shards_done=1, shards_total=4),
         memory=MemoryReading(kind="host", used_bytes=9, peak_bytes=10, total_bytes=11),
+        backend="AITER_INT4_BF16",
+        proof=KernelProof(relative_error=0.004, relative_error_with_signs=0.004, signs_right=True),
     )
     seen = lossy()
     assert seen.supervisor is not None
+    step = Step(phase=Phase.CAPTURING, name="graphs", since=at(16), done=5, total=10)
+    counted = {key[0] for key in values(journal(supervisor(phases=phases(Phase.CAPTURING), step=step)))}
     ended = seen.supervisor.model_copy(update={"ending": Ending(at=at(10), exit_code=1, reason="no")})
     seen = replace(seen, supervisor=ended, ranks=(*seen.ranks[1:], one))
     observation = Observation(journal=seen, health=health(), host=HOST, cgroup=CGROUP, now=NOW)
-    assert {one.metric.name for one in samples(observation)} == {metric.name for metric in METRICS}
+    assert counted | {one.metric.name for one in samples(observation)} == {metric.name for metric in METRICS}

@@ -5,7 +5,7 @@ from datetime import timedelta
 
 import pytest
 
-from kimi_k3.journal.models import Ending, Loading, RankRecord
+from kimi_k3.journal.models import Ending, Loading, RankRecord, Step
 from kimi_k3.sidecar.startup import startup_view
 from kimi_k3.words.phases import Phase
 
@@ -93,3 +93,33 @@ def test_rank_progress() -> None:
     """Each rank in short, with unknown where it has not said."""
     [silent] = startup_view(journal(lossy_supervisor(), lossy_rank(0)), NOW).ranks
     assert (silent.bytes_done, silent.conversions_done, silent.conversions_expected) == (None, 4, 4)
+
+
+def step(name: str, since_minute: int, done: int | None = None, total: int | None = None) -> Step:
+    """A step of the graph capture."""
+    return Step(phase=Phase.CAPTURING, name=name, since=at(since_minute), done=done, total=total)
+
+
+def test_a_step_is_described_and_counted() -> None:
+    """Graphs are counted per kind: the bar of the next kind begins anew."""
+    capturing = phases(Phase.CAPTURING)
+    view = startup_view(
+        journal(supervisor(phases=capturing, step=step("capturing graphs (decode, FULL)", 16, 20, 50))), NOW
+    )
+    assert view.description == "capturing graphs: capturing graphs (decode, FULL), 20 of 50"
+    assert view.fraction == 0.4
+    assert view.remaining_seconds == pytest.approx(4 * 60 * 0.6 / 0.4)
+    view = startup_view(journal(supervisor(phases=capturing, step=step("warming up kernels", 16))), NOW)
+    assert (view.description, view.fraction) == ("capturing graphs: warming up kernels", None)
+    over = supervisor(step=step("warming up kernels", 16))
+    assert startup_view(journal(over), NOW).description == Phase.READY.description
+
+
+def test_the_rest_of_a_phase() -> None:
+    """At the measured rate; too little is no rate, and a phase that nobody counts has none."""
+    reading = supervisor(phases=phases(Phase.LOADING))
+    half = startup_view(journal(reading, loading(0, 50, 100), loading(1, 50, 100)), NOW)
+    assert half.remaining_seconds == half.phase_seconds
+    begun = startup_view(journal(reading, loading(0, 1, 100), loading(1, 1, 100)), NOW)
+    assert (begun.fraction, begun.remaining_seconds) == (0.01, None)
+    assert startup_view(journal(supervisor(phases=phases(Phase.COMPILING))), NOW).remaining_seconds is None

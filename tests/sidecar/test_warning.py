@@ -5,7 +5,7 @@ from datetime import timedelta
 
 import pytest
 
-from kimi_k3.journal.models import Ending, FailureRecord
+from kimi_k3.journal.models import Ending, FailureRecord, KernelProof
 from kimi_k3.journal.reader import Fault, Journal
 from kimi_k3.sidecar.view import EngineHealth, EngineOutcome
 from kimi_k3.sidecar.warning import KINDS, warnings_view
@@ -31,6 +31,7 @@ from .builders import (
 
 LOADING = phases(Phase.LOADING)
 FAILURE = FailureRecord(start_id=START_ID, pid=21, at=at(3), what="no kernel", remedy="use another image")
+WRONG_SIGNS = KernelProof(relative_error=0.004, relative_error_with_signs=2.0, signs_right=False)
 CASES: dict[str, tuple[Journal, EngineHealth | None, list[str]]] = {
     "healthy and lossless": (lossless(), health(), []),
     "engine not asked": (lossless(), None, []),
@@ -39,6 +40,11 @@ CASES: dict[str, tuple[Journal, EngineHealth | None, list[str]]] = {
         journal(lossy_supervisor(consent=None), lossy_rank(0), lossy_rank(1)),
         health(),
         ["lossy-weights", "consent-missing"],
+    ),
+    "a kernel that gets signs wrong": (
+        journal(lossy_supervisor(), *(lossy_rank(number, proof=WRONG_SIGNS) for number in (0, 1))),
+        health(),
+        ["lossy-weights", "signs-refused"],
     ),
     "a rank serves something else": (
         journal(supervisor(), rank(0), rank(1, weights=Weights.INT4)),

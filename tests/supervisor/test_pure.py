@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from kimi_k3.errors import ExitCode
 from kimi_k3.journal.models import (
     CheckpointSummary,
     FailureRecord,
+    KernelProof,
     PhaseChange,
     ProjectionConversion,
     RankRecord,
@@ -22,12 +24,13 @@ from kimi_k3.journal.models import (
 )
 from kimi_k3.supervisor.acceptance import objection
 from kimi_k3.supervisor.announced import Announced
-from kimi_k3.supervisor.phases import LOG_SIGNS, latest, sign_of, starting_phase
+from kimi_k3.supervisor.phases import LOG_SIGNS, bar_of, latest, sign_of, starting_phase
 from kimi_k3.supervisor.redact import HIDDEN, MAX_LINE, Lines
 from kimi_k3.supervisor.serve import engine_url
 from kimi_k3.supervisor.verdict import death, lost_rank, too_slow
 from kimi_k3.words.phases import Phase
 from kimi_k3.words.weights import Projection, Requantisation, ScaleRule, Weights
+from tests.wheels import VERSIONS, vllm_source
 
 NOW = datetime(2026, 11, 30, tzinfo=UTC)
 LOG = Path("/state/engine.log")
@@ -108,6 +111,17 @@ def rank(
 EXACT = Weights.MXFP4
 
 
+def wrong_signs(number: int, requantisation: Requantisation) -> RankRecord:
+    """A rank whose kernel gets negative scales wrong."""
+    proof = KernelProof(relative_error=0.004, relative_error_with_signs=None, signs_right=False)
+    return rank(number, requantisation=requantisation).model_copy(update={"proof": proof})
+
+
+def by_itself() -> SupervisorRecord:
+    """A start without the plugin."""
+    return asked(EXACT).model_copy(update={"ranks_report": False})
+
+
 @pytest.mark.parametrize(
     ("record", "ranks", "part"),
     [
@@ -131,6 +145,11 @@ EXACT = Weights.MXFP4
         ),
         (asked(), [rank(0), rank(1, requantisation=LENIENT)], "non-finite groups allowed, scale rule mse"),
         (asked(), [rank(0), rank(1, requantisation=None)], "converted with no scale rule"),
+        (asked(), [wrong_signs(0, POSITIVE), wrong_signs(1, POSITIVE)], None),
+        (asked(), [wrong_signs(0, MSE), wrong_signs(1, MSE)], "no negative scales was asked"),
+        (asked(), [rank(0), wrong_signs(1, POSITIVE)], "kernel of rank 1 computes negative scales wrongly"),
+        (by_itself(), [], None),
+        (by_itself(), [rank(0)], "rank 0 reported, but only 0 ranks should"),
         (asked(), [rank(0, keys=KEYS[1:]), rank(1)], "rank 0 did not convert w13 of layer 1"),
         (asked(), [rank(0, keys=[]), rank(1)], "and 3 more"),
         (asked(), [rank(0, keys=[*KEYS, KEYS[0]]), rank(1)], "more than once w13 of layer 1"),
@@ -173,21 +192,20 @@ def test_only_a_complete_and_matching_report_is_accepted(
 )
 def test_lines_of_vllm_that_tell_a_phase(line: str, phase: Phase | None) -> None:
     """As vLLM 0.32.0 prints them, behind whatever prefix."""
-    assert sign_of(line) is phase
+    sign = sign_of(line)
+    assert (None if sign is None else sign.phase) is phase
 
 
-@pytest.mark.engine
-def test_the_lines_stand_in_vllms_source() -> None:
+@pytest.mark.parametrize("version", VERSIONS)
+def test_the_lines_stand_in_vllms_source(version: str) -> None:
     """A line that was reworded would only make a phase disappear, which nobody notices."""
-    vllm = pytest.importorskip("importlib.util").find_spec("vllm")
-    if vllm is None:
-        pytest.skip("vLLM is not installed")
     text = "".join(
         path.read_text(errors="replace")
         for folder in ("v1", "model_executor/model_loader", "compilation", "entrypoints")
-        for path in (Path(vllm.submodule_search_locations[0]) / folder).rglob("*.py")
+        for path in (vllm_source(version) / folder).rglob("*.py")
     )
-    assert [sign for sign, _ in LOG_SIGNS if sign not in text] == []
+    text = re.sub(r'"\s+"', "", text)  # literals that are written in pieces
+    assert [sign.text for sign in LOG_SIGNS if sign.text not in text] == []
 
 
 @given(
@@ -341,3 +359,39 @@ def test_a_rank_may_speak_through_the_log() -> None:
     assert announced.summaries == {1: summary}
     assert announced.phase is Phase.COMPILING
     assert objection(asked(), [rank(0).summary(), *announced.summaries.values()]) is None
+
+
+def test_steps_within_a_phase() -> None:
+    """Profiling and capturing take minutes in which the phase alone says nothing."""
+    told = Announced()
+    told.take("INFO Model loading took 201.5 GiB memory and 600.000000 seconds")
+    assert told.step is not None
+    assert (told.step.phase, told.step.name, told.step.total) == (Phase.COMPILING, "profiling memory", None)
+    began = told.step.since
+    told.take("INFO Model loading took 201.5 GiB memory and 601.000000 seconds")
+    assert told.step.since == began
+    told.take(
+        "Capturing CUDA graphs (mixed prefill-decode, PIECEWISE):   0%|          | 0/51 [00:00<?, ?it/s]"
+    )
+    told.take("Capturing CUDA graphs (mixed prefill-decode, PIECEWISE):  39%|███▉      | 20/51 [00:02<00:03]")
+    assert told.phase is Phase.CAPTURING
+    assert told.step.name == "capturing graphs (mixed prefill-decode, PIECEWISE)"
+    assert (told.step.done, told.step.total) == (20, 51)
+    told.take("INFO torch.compile took 40.00 s in total")
+    assert told.step.name.startswith("capturing"), "what is announced late is nothing new"
+    told.take("INFO Graph capturing finished in 20 secs, took 1.00 GiB")
+    assert (told.step.name, told.step.done) == ("warming up kernels", None)
+
+
+@pytest.mark.parametrize(
+    ("line", "bar"),
+    [
+        ("Capturing CUDA graphs (FULL): 100%|██████████| 35/35 [00:01<00:00, 30.1it/s]", ("FULL", 35, 35)),
+        ("\x1b[32mCapturing CUDA graphs:  50%|#####     | 1/2", ("graphs", 1, 2)),
+        ("Capturing CUDA graphs (FULL): 35", None),
+        ("Capturing CUDA graphs (FULL): 10%|#| x/y", None),
+    ],
+)
+def test_progress_bars(line: str, bar: tuple[str, int, int] | None) -> None:
+    """Both model runners' bars, and what only looks like one."""
+    assert bar_of(line) == bar

@@ -7,48 +7,51 @@ hook ``register_quantization_config``; for layers that are not Kimi-K3's it is v
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from contextlib import nullcontext
 
 import torch
+from vllm.config import get_current_vllm_config
 from vllm.model_executor.layers.fused_moe import (
     FusedMoEConfig,
     FusedMoEMethodBase,
+    FusedMoEParallelConfig,
     FusedMoEQuantConfig,
     RoutedExperts,
 )
 from vllm.model_executor.layers.fused_moe.activation import MoEActivation
-from vllm.model_executor.layers.fused_moe.config import int4_w4a16_moe_quant_config
 from vllm.model_executor.layers.quantization.mxfp4 import Mxfp4Config, Mxfp4MoEMethod
-from vllm.model_executor.utils import replace_parameter
+from vllm.model_executor.utils import is_weights_pre_processed
+from vllm.platforms import current_platform
 
-from kimi_k3.conversion.candidates import GROUP_SIZE, rule_of
-from kimi_k3.conversion.experts import convert_experts_
-from kimi_k3.conversion.loss import total, worst
-from kimi_k3.conversion.nonfinite import NonFiniteGroupError
-from kimi_k3.engine.memory import read_memory
+from kimi_k3.contract.facts import Use
+from kimi_k3.engine.choice import choose_backend, prove_backend
+from kimi_k3.engine.contract import check_contract
+from kimi_k3.engine.guards import announced, check_gfx942, check_int4, refuse_reloading
 from kimi_k3.engine.reporter import rank_reporter
+from kimi_k3.engine.requantise import requantise_layer
 from kimi_k3.engine.request import INT4_FLAG, requested_weights
 from kimi_k3.engine.voice import reported
 from kimi_k3.errors import ExitCode, OperatorError
-from kimi_k3.journal.models import ProjectionConversion
-from kimi_k3.journal.writer import now
+from kimi_k3.words.backends import CPU_MXFP4
 from kimi_k3.words.environment import EngineEnvironment
-from kimi_k3.words.weights import Int4Layout, Projection
+from kimi_k3.words.weights import Weights
 
 
 class KimiK3Mxfp4Config(Mxfp4Config):
-    """vLLM's ``mxfp4`` configuration with a MoE method of ours, in float32 too."""
+    """vLLM's ``mxfp4`` configuration with MoE methods of ours, on a CPU in float32 too."""
 
     @classmethod
     def get_supported_act_dtypes(cls) -> list[torch.dtype]:
-        """bf16 as on the GPU, and float32, in which a CPU run is reproducible."""
-        return [torch.bfloat16, torch.float32]
+        """bf16 as upstream, and on a CPU float32, in which a run is reproducible."""
+        more = [torch.float32] if current_platform.is_cpu() else []
+        return [*super().get_supported_act_dtypes(), *more]
 
     def _make_moe_method(self, moe: FusedMoEConfig) -> FusedMoEMethodBase:
         with reported():
             weights = requested_weights()
+            _check(weights)
             if moe.activation == MoEActivation.SITU:
-                return KimiK3MoEMethod(moe)
+                return KimiK3Int4Method(moe) if weights.lossy else KimiK3Mxfp4Method(moe)
             if weights.lossy:
                 raise OperatorError(
                     f"{INT4_FLAG}: int4 kernels have only situ, these experts use {moe.activation.value}",
@@ -58,70 +61,87 @@ class KimiK3Mxfp4Config(Mxfp4Config):
         return super()._make_moe_method(moe)
 
 
-class KimiK3MoEMethod(Mxfp4MoEMethod):
-    """Serves the experts as MXFP4, exactly, or converts them to int4 after loading."""
+def _check(weights: Weights) -> None:
+    """What this start asks vLLM for can be served, and by a vLLM that is known.
+
+    Raises:
+        OperatorError: it cannot.
+    """
+    config = get_current_vllm_config()
+    device = Use.CPU if current_platform.is_cpu() else Use.GFX942
+    if weights.lossy:
+        check_contract(device, Use.INT4)
+        check_int4(config)
+    if device is Use.GFX942:
+        check_gfx942(config, weights)
+
+
+class KimiK3Mxfp4Method(Mxfp4MoEMethod):
+    """Serves the experts as MXFP4, exactly, in whichever way vLLM chooses."""
 
     def __init__(self, moe: FusedMoEConfig) -> None:
         super().__init__(moe)
-        self.weights = requested_weights()
-        self.requantisation = EngineEnvironment.read().requantisation
-        self.rule = rule_of(self.requantisation)
+        rank_reporter().serves_through(CPU_MXFP4 if current_platform.is_cpu() else self.mxfp4_backend.value)
+
+
+class KimiK3Int4Method(Mxfp4MoEMethod):
+    """Converts the experts to int4 after loading, for kernels that were proved right before it."""
+
+    def __init__(self, moe: FusedMoEConfig) -> None:
+        backend = choose_backend(moe)
+        with nullcontext() if current_platform.is_cpu() else announced():
+            super().__init__(moe)
+        refuse_reloading()
+        self.backend = backend
+        self.experts_cls = self.backend.experts_class
+        found = prove_backend(self.backend, moe, EngineEnvironment.read().requantisation)
+        self.requantisation = found.requantisation
+        rank_reporter().serves_through(self.backend.name, found)
+
+    @property
+    def supports_eplb(self) -> bool:
+        """No: AITER's scales are one run of numbers, which cannot be moved expert by expert."""
+        return False
+
+    def maybe_roundup_sizes(
+        self,
+        hidden_size: int,
+        intermediate_size_per_partition: int,
+        act_dtype: torch.dtype,
+        moe_parallel_config: FusedMoEParallelConfig,
+    ) -> tuple[int, int]:
+        """What upstream answers, if it rounds nothing up: 384 to 512 would cost 56 GiB of each GPU.
+
+        Raises:
+            OperatorError: it does.
+        """
+        wanted = hidden_size, intermediate_size_per_partition
+        found: tuple[int, int] = super().maybe_roundup_sizes(
+            hidden_size=hidden_size,
+            intermediate_size_per_partition=intermediate_size_per_partition,
+            act_dtype=act_dtype,
+            moe_parallel_config=moe_parallel_config,
+        )
+        if found != wanted:
+            with reported():
+                raise OperatorError(
+                    f"{self.backend.name}: vLLM rounds the experts' hidden and intermediate sizes up "
+                    f"from {wanted} to {found}, which nobody tried",
+                    remedy="use a tensor-parallel size that leaves multiples of 128, or expert parallelism",
+                )
+        return found
 
     def process_weights_after_loading(self, layer: RoutedExperts) -> None:
-        """Convert the layer's projections in place if int4 is asked for, then build its kernel."""
-        if not self.weights.lossy:
-            super().process_weights_after_loading(layer)
-            return
+        """Convert the layer's projections in place, then build its kernel."""
         with reported():
-            for projection in Projection:
-                self._convert(layer, projection)
+            if is_weights_pre_processed():
+                raise OperatorError(
+                    f"{INT4_FLAG}: weights from a cache of processed weights would be converted again",
+                    remedy="start without --load-format ipc_cache",
+                )
+            requantise_layer(layer, self.requantisation, self.backend)
         self._build_moe_kernel(layer)
 
-    def get_fused_moe_quant_config(self, layer: RoutedExperts) -> FusedMoEQuantConfig | None:
-        """The scheme that the experts class reads its scales from."""
-        if not self.weights.lossy:
-            return super().get_fused_moe_quant_config(layer)
-        return int4_w4a16_moe_quant_config(
-            w1_scale=layer.w13_weight_scale, w2_scale=layer.w2_weight_scale, block_shape=[0, GROUP_SIZE]
-        )
-
-    def _convert(self, layer: RoutedExperts, projection: Projection) -> None:
-        weight = getattr(layer, f"{projection}_weight").data
-        e8m0 = getattr(layer, f"{projection}_weight_scale").data
-        layer_index = layer_number(layer.layer_name)
-        started_at, memory_before = now(), read_memory()
-        try:
-            scales, losses = convert_experts_(
-                weight, e8m0, self.rule, Int4Layout.PLAIN, allow_nonfinite=self.requantisation.allow_nonfinite
-            )
-        except NonFiniteGroupError as error:
-            raise OperatorError(
-                f"layer {layer_index}, {projection}, rank {rank_reporter().record.rank}: {error}",
-                remedy="compare the shards with their source; --weights mxfp4 serves them as they are, "
-                "--allow-nonfinite serves such groups as they are, NaN or infinite",
-                exit_code=ExitCode.BAD_CHECKPOINT,
-            ) from None
-        highest = worst(dict(enumerate(losses)))
-        replace_parameter(layer, f"{projection}_weight_scale", scales)
-        rank_reporter().converted(
-            ProjectionConversion(
-                layer=layer_index,
-                projection=projection,
-                started_at=started_at,
-                ended_at=now(),
-                experts=weight.shape[0],
-                bytes_read=weight.nbytes + e8m0.nbytes,
-                bytes_written=weight.nbytes + scales.nbytes,
-                memory_before=memory_before,
-                memory_after=read_memory(),
-                **asdict(total(losses)),
-                worst_expert=highest[0] if highest else None,
-                worst_expert_relative_mse=highest[1] if highest else None,
-            )
-        )
-
-
-def layer_number(layer_name: str) -> int:
-    """The decoder layer, from 0, in a name such as ``model.layers.3.block_sparse_moe.experts``."""
-    _, _, rest = layer_name.partition(".layers.")
-    return int(rest.split(".", 1)[0])
+    def get_fused_moe_quant_config(self, layer: RoutedExperts) -> FusedMoEQuantConfig:
+        """The scheme that the experts' class reads its scales from."""
+        return self.backend.scheme(layer.w13_weight_scale, layer.w2_weight_scale)

@@ -3,20 +3,32 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import threading
 import time
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from kimi_k3.engine.memory import read_memory
 from kimi_k3.engine.voice import say
-from kimi_k3.journal.models import Loading, PhaseChange, ProjectionConversion, RankRecord, rank_file
+from kimi_k3.journal.models import (
+    KernelProof,
+    Loading,
+    PhaseChange,
+    ProjectionConversion,
+    RankRecord,
+    rank_file,
+)
 from kimi_k3.journal.writer import PatientWriter, now
 from kimi_k3.words.environment import EngineEnvironment
 from kimi_k3.words.phases import Phase
 from kimi_k3.words.weights import Requantisation, Weights
+
+if TYPE_CHECKING:
+    from kimi_k3.engine.choice import Proved
 
 LOADING_REPORT_SECONDS = 0.5
 """Progress of loading changes with every tensor; the file changes at most this often."""
@@ -60,6 +72,20 @@ class RankReporter:
             time.sleep(BEAT_SECONDS)
             self._update(memory=read_memory())
 
+    def serves_through(self, backend: str, proved: Proved | None = None) -> None:
+        """This rank's experts are computed by a back end, and what was proved of it."""
+        if proved is None:
+            changes: dict[str, object] = {"backend": backend}
+        else:
+            proof = KernelProof(
+                relative_error=proved.proof.error,
+                relative_error_with_signs=_number(proved.proof.signed_error),
+                signs_right=None if proved.proof.signed_error is None else proved.proof.right_with_signs,
+            )
+            changes = {"backend": backend, "proof": proof, "requantisation": proved.requantisation}
+        if any(getattr(self.record, name) != value for name, value in changes.items()):
+            self._update(**changes)
+
     def enter(self, phase: Phase) -> None:
         """This rank begins a phase."""
         change = PhaseChange(phase=phase, at=now())
@@ -90,6 +116,10 @@ class RankReporter:
             self.record = self.record.model_copy(update={**changes, "updated_at": now()})
             if self._writer is not None:
                 self._writer.write(self.record)
+
+
+def _number(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
 
 
 @cache

@@ -12,9 +12,9 @@ from vllm.config import get_current_vllm_config
 
 from kimi_k3.errors import ExitCode, OperatorError
 from kimi_k3.words.environment import ACCEPT_LOSSY, WEIGHTS, EngineEnvironment
-from kimi_k3.words.weights import Weights
+from kimi_k3.words.weights import INT4_NAME, Weights
 
-INT4_FLAG = "--quantization-config.moe.weight int4_per_group_32"
+INT4_FLAG = f"--quantization-config.moe.weight {INT4_NAME}"
 
 
 def requested_weights() -> Weights:

@@ -9,6 +9,8 @@ such and never mixed into the present one.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Final, Literal
@@ -119,8 +121,35 @@ class ProjectionConversion(Record):
         return self.squared_error / self.energy if self.energy > 0 else None
 
 
+def relative_mse(conversions: Iterable[ProjectionConversion]) -> float | None:
+    """Sum of squared errors over sum of squared weights; ``None`` if that is no number."""
+    done = list(conversions)
+    energy = sum(one.energy for one in done)
+    error = sum(one.squared_error for one in done)
+    return error / energy if energy > 0 and math.isfinite(error / energy) else None
+
+
+class KernelProof(Record):
+    """How far the experts' kernel was from float32 before anything was loaded.
+
+    Errors are the largest relative error of a token; ``None`` if the answer was no number, or nobody asked.
+
+    Attributes:
+        relative_error: with scales that are not negative.
+        relative_error_with_signs: with scales of both signs.
+        signs_right: whether the kernel is right with both signs; ``None`` if nobody asked.
+    """
+
+    relative_error: NonNegativeFloat
+    relative_error_with_signs: NonNegativeFloat | None
+    signs_right: bool | None
+
+
 class RankRecord(Record):
-    """What one engine worker (one GPU) reports."""
+    """What one engine worker (one GPU) reports.
+
+    ``requantisation`` is what it did, ``backend`` the name of the kernels that compute the experts.
+    """
 
     schema_version: Literal[1] = SCHEMA_VERSION
     start_id: StartId
@@ -129,6 +158,8 @@ class RankRecord(Record):
     updated_at: AwareDatetime
     weights: Weights
     requantisation: Requantisation | None
+    backend: str | None = None
+    proof: KernelProof | None = None
     phases: tuple[PhaseChange, ...] = ()
     loading: Loading | None = None
     conversions: tuple[ProjectionConversion, ...] = ()
@@ -146,6 +177,7 @@ class RankRecord(Record):
             rank=self.rank,
             weights=self.weights,
             requantisation=self.requantisation,
+            signs_refused=self.proof is not None and self.proof.signs_right is False,
             converted=tuple((done.layer, done.projection) for done in self.conversions),
         )
 
@@ -154,13 +186,15 @@ class RankSummary(Record):
     """What a rank serves, in one line of the engine's log.
 
     A rank prints it when its weights are in place, so that a state directory that has become full or
-    read-only does not end a start.
+    read-only does not end a start. ``signs_refused``: its kernel computes negative scales wrongly, so it was
+    converted without them.
     """
 
     start_id: StartId
     rank: Rank
     weights: Weights
     requantisation: Requantisation | None
+    signs_refused: bool = False
     converted: tuple[tuple[Count, Projection], ...]
 
     def line(self) -> str:
@@ -233,8 +267,24 @@ class Ending(Record):
     explanation: Explanation | None = None
 
 
+class Step(Record):
+    """What is done within a phase, as vLLM's output announced it.
+
+    ``done`` and ``total`` count what the step is about (graphs); ``None`` where nobody counts.
+    """
+
+    phase: Phase
+    name: str
+    since: AwareDatetime
+    done: Count | None = None
+    total: Count | None = None
+
+
 class SupervisorRecord(Record):
-    """What the supervisor reports; rewritten at least every ``HEARTBEAT_SECONDS``."""
+    """What the supervisor reports; rewritten at least every ``HEARTBEAT_SECONDS``.
+
+    ``ranks_report`` is false where vLLM serves by itself, without the engine plugin.
+    """
 
     schema_version: Literal[1] = SCHEMA_VERSION
     start_id: StartId
@@ -248,10 +298,12 @@ class SupervisorRecord(Record):
     requantisation: Requantisation | None
     consent: ConsentSource | None
     world_size: WorldSize
+    ranks_report: bool = True
     engine_url: str
     engine_pid: Integer | None = None
     argv: tuple[str, ...] = ()
     phases: tuple[PhaseChange, ...] = ()
+    step: Step | None = None
     canary: Canary | None = None
     ending: Ending | None = None
 

@@ -20,7 +20,7 @@ from kimi_k3.plan.cores import core_lists
 from kimi_k3.profiles.rules import STEP_TOKENS, step_tokens
 from kimi_k3.profiles.schema import Device, Profile
 from kimi_k3.words import environment as names
-from kimi_k3.words.weights import ConsentSource, Requantisation, Weights
+from kimi_k3.words.weights import INT4_NAME, ConsentSource, Requantisation, Weights
 
 ENGINE_MODULE = "vllm.entrypoints.openai.api_server"
 LOAD_FORMAT = "kimi_k3"
@@ -38,9 +38,11 @@ MAX_SOCKET_DIR = 107 - len("/00000000-0000-0000-0000-000000000000")
 KEY_GUARD = "kimi_k3.engine.key_guard.KeyGuard"
 """ASGI middleware that asks for the API key where vLLM, which guards only some prefixes, does not."""
 
+LOSS_HEADER = "kimi_k3.engine.loss_header.LossHeader"
+"""ASGI middleware that says on every answer that the weights are lossy. The last one is the outermost."""
+
 CONSENT_GOES_HERE = "consent goes here: 1 accepts that int4 changes the experts' weights, 0 ends the start"
 
-INT4_NAME = "int4_per_group_32"
 VLLM_API_KEY = "VLLM_API_KEY"
 
 
@@ -100,7 +102,7 @@ def build_launch(deployment: Deployment, *, cores: Collection[int], engine_comma
         *("--served-model-name", deployment.served_model_name),
         *("--host", deployment.host),
         *("--port", str(deployment.port)),
-        *("--load-format", LOAD_FORMAT),
+        *(("--load-format", LOAD_FORMAT) if profile.uses_plugin else ()),
         *("--tensor-parallel-size", str(deployment.tensor_parallel_size)),
         *("--disable-access-log-for-endpoints", PROBED),
         *("--shutdown-timeout", str(engine_shutdown_timeout_seconds(deployment.drain_timeout))),
@@ -117,7 +119,7 @@ def build_launch(deployment: Deployment, *, cores: Collection[int], engine_comma
     if deployment.guarded:
         argv += ["--middleware", KEY_GUARD]
     if deployment.weights is Weights.INT4:
-        argv += ["--quantization-config.moe.weight", INT4_NAME]
+        argv += ["--quantization-config.moe.weight", INT4_NAME, "--middleware", LOSS_HEADER]
     for name, value in profile_flags(deployment).items():
         argv += [name] if value is None else [name, value]
     return Launch(

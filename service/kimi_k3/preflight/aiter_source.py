@@ -8,20 +8,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from kimi_k3.preflight import source
+from kimi_k3.contract import source
+from kimi_k3.kernels.installed import INSTALL, aiter_version
 from kimi_k3.preflight.finding import Finding, State, failed, passed, unknown
 from kimi_k3.preflight.machine import Machine
 
 PRESENT, FLYDSL, ACTIVATION, WINDOW = "aiter", "flydsl", "aiter-activation", "aiter-version"
-DISTRIBUTIONS = ("amd-aiter", "aiter")
 KERNELS = "ops/flydsl/kernels"
 MODULE = "moe_2stage_a16wmix"
 FUNCTION = "flydsl_a16w4_gemm1"
 PARAMETER = "act"
-INSTALL = (
-    "install AITER 0.1.23 or later (wheels are assets of its releases on GitHub, not on the package index), "
-    "with the FlyDSL that it names, or use the image"
-)
 PROBE = "let it be compiled: kimi-k3 preflight --probe-compile"
 
 Key = tuple[int, int, int, int]
@@ -73,7 +69,7 @@ def check_aiter(machine: Machine, *, int4: bool) -> Iterator[Finding]:
     if package is None:
         yield failed(PRESENT, "AITER is not installed in this Python environment", INSTALL)
         return
-    version = machine.version(*DISTRIBUTIONS) or source.text_constant(package / "_version.py", "__version__")
+    version = aiter_version(package, machine.search)
     yield passed(PRESENT, f"AITER {version or 'of unknown version'} in {package}")
     if int4:
         flydsl = machine.package("flydsl")

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from kimi_k3.checkpoint import Checkpoint
+from kimi_k3.contract.facts import Use
 from kimi_k3.errors import OperatorError
 from kimi_k3.host import read_host_memory
 from kimi_k3.plan.compose import compose, usual_gpu
@@ -101,7 +102,7 @@ def _of_machine(machine: Machine, subject: Subject) -> Iterator[Finding]:
 def check_software(machine: Machine, subject: Subject) -> Iterator[Finding]:
     """vLLM, the plugin, and AITER if the start uses it."""
     weights = subject.deployment.weights
-    yield from check_vllm(machine, on_gpus=subject.on_gpus, weights=weights)
+    yield from check_vllm(machine, uses_of(subject))
 
     def plugin() -> None:
         check_plugin_visible()
@@ -111,6 +112,16 @@ def check_software(machine: Machine, subject: Subject) -> Iterator[Finding]:
     gpu = subject.profile.gpu
     if gpu is not None and subject.variables(machine.environment).get(AITER) == "1":
         yield from check_aiter(machine, int4=weights.lossy and gpu.architecture is Architecture.GFX942)
+
+
+def uses_of(subject: Subject) -> frozenset[Use] | None:
+    """How the plugin builds on vLLM in this start; ``None`` on GPUs where it does nothing."""
+    if not subject.profile.uses_plugin:
+        return None
+    uses = {Use.GFX942 if subject.on_gpus else Use.CPU}
+    if subject.deployment.weights.lossy:
+        uses.add(Use.INT4)
+    return frozenset(uses)
 
 
 def _cores(machine: Machine, subject: Subject) -> Finding:

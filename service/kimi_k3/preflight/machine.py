@@ -7,16 +7,13 @@ Everything that is asked of the system goes through here, so that a test hands t
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from importlib import metadata
-from importlib.machinery import PathFinder
-from importlib.util import find_spec
 from pathlib import Path
 
 from kimi_k3.files import read_small
+from kimi_k3.kernels.installed import find_package, find_version
 
 MAX_TEXT_BYTES = 16 << 20
 """Of one file in /proc or /sys: mountinfo of a node with thousands of mounts has a few MB."""
@@ -102,21 +99,8 @@ class Machine:
 
     def package(self, name: str) -> Path | None:
         """Directory of a top-level package, found without importing it."""
-        try:
-            spec = find_spec(name) if self.search is None else PathFinder.find_spec(name, list(self.search))
-        except (ImportError, ValueError):
-            return None
-        places = list(spec.submodule_search_locations or ()) if spec is not None else []
-        return Path(places[0]) if places else None
+        return find_package(name, self.search)
 
     def version(self, *distributions: str) -> str | None:
         """Version of the first installed one of ``distributions``."""
-        for name in distributions:
-            for found in metadata.distributions(
-                name=name, path=list(sys.path if self.search is None else self.search)
-            ):
-                # A directory without its METADATA has no version, whatever the annotation says.
-                version: str | None = found.version
-                if version:
-                    return version
-        return None
+        return find_version(*distributions, search=self.search)

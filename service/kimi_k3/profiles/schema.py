@@ -160,6 +160,11 @@ class Profile(_Strict):
         return self.tensor_parallel_size * self.pipeline_parallel_size * self.data_parallel_size
 
     @property
+    def uses_plugin(self) -> bool:
+        """Whether the engine plugin loads and reports; not on gfx950, where vLLM serves MXFP4 by itself."""
+        return self.gpu is None or self.gpu.architecture is Architecture.GFX942
+
+    @property
     def needs_draft(self) -> bool:
         """Whether a second checkpoint, which drafts tokens, belongs to a start."""
         return rules.SPECULATIVE in self.flags

@@ -3,12 +3,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from datetime import datetime
 
 from pydantic import Field
 
-from kimi_k3.journal.models import ProjectionConversion, RankRecord
+from kimi_k3.journal.models import ProjectionConversion, RankRecord, relative_mse
 from kimi_k3.journal.reader import Journal
 from kimi_k3.sidecar.arithmetic import finite, ratio, seconds_between
 from kimi_k3.sidecar.view import View
@@ -157,11 +156,6 @@ def missing_conversions(journal: Journal) -> list[MissingConversion]:
             if ranks:
                 missing.append(MissingConversion(layer=layer, projection=projection, ranks=ranks))
     return missing
-
-
-def relative_mse(conversions: Sequence[ProjectionConversion]) -> float | None:
-    """Sum of squared errors over sum of squared weights."""
-    return ratio(sum(one.squared_error for one in conversions), sum(one.energy for one in conversions))
 
 
 def _missing_ranks(by_rank: dict[int, ProjectionConversion], world_size: int) -> list[int]:

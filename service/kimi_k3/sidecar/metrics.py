@@ -61,6 +61,16 @@ PHASE_STARTED = Metric(
 PHASE_DURATION = Metric(
     "kimi_k3_phase_duration_seconds", "gauge", "How long a finished phase of this start took.", ("phase",)
 )
+PHASE_PROGRESS = Metric(
+    "kimi_k3_phase_progress_ratio",
+    "gauge",
+    "Progress of the present phase, 0 to 1, as /startupz tells it. Absent where nothing is counted.",
+)
+PHASE_REMAINING = Metric(
+    "kimi_k3_phase_remaining_seconds",
+    "gauge",
+    "Until the end of the present phase at the measured rate. Absent where that cannot be told.",
+)
 EXIT_CODE = Metric("kimi_k3_exit_code", "gauge", "Exit code of the start; absent while it lives.")
 CANARY = Metric("kimi_k3_canary_timestamp_seconds", "gauge", "When the canary completion succeeded.")
 CANARY_DURATION = Metric("kimi_k3_canary_duration_seconds", "gauge", "How long the canary completion took.")
@@ -80,6 +90,18 @@ JOURNAL_FAULTS = Metric(
     "kimi_k3_journal_faults", "gauge", "Files of the state directory that are not trusted and left out."
 )
 
+BACKEND = Metric(
+    "kimi_k3_rank_backend_info",
+    "info",
+    "Which kernels compute the experts of a rank. Absent until the rank has chosen.",
+    ("rank", "backend"),
+)
+KERNEL_ERROR = Metric(
+    "kimi_k3_kernel_relative_error_ratio",
+    "gauge",
+    "Largest relative error of a token by which a rank's kernels differed from float32 before loading.",
+    RANK,
+)
 LOADING_BYTES = Metric(
     "kimi_k3_loading_bytes", "gauge", "Bytes of the checkpoint that a rank has read.", RANK
 )

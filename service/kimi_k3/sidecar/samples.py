@@ -17,7 +17,7 @@ from kimi_k3.sidecar import metrics as m
 from kimi_k3.sidecar.arithmetic import seconds_between
 from kimi_k3.sidecar.conversion import conversion_view, served_lossy
 from kimi_k3.sidecar.readiness import journal_reasons
-from kimi_k3.sidecar.startup import conversions_done
+from kimi_k3.sidecar.startup import conversions_done, phase_fraction, remaining_seconds
 from kimi_k3.sidecar.view import EngineHealth
 from kimi_k3.sidecar.warning import KINDS, warnings_view
 from kimi_k3.words.phases import Phase
@@ -62,6 +62,8 @@ def _values(seen: Observation) -> Values:
     yield m.JOURNAL_FAULTS, (), len(journal.faults)
     if supervisor is not None:
         yield from _of_start(supervisor)
+        yield m.PHASE_PROGRESS, (), phase_fraction(supervisor, journal.ranks)
+        yield m.PHASE_REMAINING, (), remaining_seconds(supervisor, journal.ranks, seen.now)
         yield m.LOSSY, (), served_lossy(journal)
         yield m.RANKS, (), len(journal.ranks)
         yield m.ENGINE_FAILURES, (), len(journal.failures)
@@ -104,6 +106,10 @@ def _of_start(supervisor: SupervisorRecord) -> Values:
 
 def _of_rank(record: RankRecord, supervisor: SupervisorRecord) -> Values:
     rank = (str(record.rank),)
+    if record.backend is not None:
+        yield m.BACKEND, (*rank, record.backend), 1
+    if record.proof is not None:
+        yield m.KERNEL_ERROR, rank, record.proof.relative_error
     if record.loading is not None:
         yield m.LOADING_BYTES, rank, record.loading.bytes_done
         yield m.LOADING_BYTES_EXPECTED, rank, record.loading.bytes_total

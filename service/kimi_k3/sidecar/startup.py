@@ -41,7 +41,12 @@ class Startup(View):
     phase_seconds: float | None = Field(description="Since the present phase began.")
     fraction: float | None = Field(
         description="Progress of the present phase over all ranks, 0 to 1: bytes read while loading, layer "
-        "projections done while converting. Null in other phases and when it cannot be told."
+        "projections done while converting, graphs of the present kind while capturing. Null in other "
+        "phases and when it cannot be told."
+    )
+    remaining_seconds: float | None = Field(
+        description="Until the end of the present phase, or of its present step where that is counted, if "
+        "it goes on as fast as so far. Null without a fraction, and while too little is done to tell."
     )
     ranks: list[RankProgress] = Field(description="Ranks that have reported.")
 
@@ -61,16 +66,18 @@ def startup_view(journal: Journal, now: datetime) -> Startup:
             elapsed_seconds=None,
             phase_seconds=None,
             fraction=None,
+            remaining_seconds=None,
             ranks=[],
         )
     fresh = is_fresh(supervisor, now)
     return Startup(
         started=fresh and supervisor.ending is None and supervisor.phase in STARTED,
         phase=supervisor.phase,
-        description=supervisor.phase.description + ("" if fresh else " (the supervisor no longer reports)"),
+        description=describe(supervisor) + ("" if fresh else " (the supervisor no longer reports)"),
         elapsed_seconds=elapsed_seconds(supervisor, now),
         phase_seconds=phase_seconds(supervisor, now),
         fraction=phase_fraction(supervisor, journal.ranks),
+        remaining_seconds=remaining_seconds(supervisor, journal.ranks, now),
         ranks=[rank_progress(record, supervisor) for record in journal.ranks],
     )
 
@@ -99,7 +106,35 @@ def phase_fraction(supervisor: SupervisorRecord, ranks: tuple[RankRecord, ...]) 
     elif supervisor.phase is Phase.CONVERTING:
         converted = sum(conversions_done(record, supervisor) for record in ranks)
         share = ratio(converted, supervisor.expected_conversions() * supervisor.world_size)
+    elif supervisor.step is not None and supervisor.step.phase is supervisor.phase:
+        share = ratio(supervisor.step.done, supervisor.step.total)
     return None if share is None else min(share, 1.0)
+
+
+def describe(supervisor: SupervisorRecord) -> str:
+    """What is happening, in one line."""
+    step, text = supervisor.step, supervisor.phase.description
+    if step is None or step.phase is not supervisor.phase:
+        return text
+    count = "" if step.done is None or step.total is None else f", {step.done} of {step.total}"
+    return f"{text}: {step.name}{count}"
+
+
+LEAST_SECONDS, LEAST_FRACTION = 5.0, 0.02
+"""Nobody guesses the rest from less: the first shard, layer or graph pays for what comes before it."""
+
+
+def remaining_seconds(
+    supervisor: SupervisorRecord, ranks: tuple[RankRecord, ...], now: datetime
+) -> float | None:
+    """Seconds left of the present phase at the rate measured in it; ``None`` if that cannot be told."""
+    done = phase_fraction(supervisor, ranks)
+    step = supervisor.step
+    counted = step is not None and step.phase is supervisor.phase and step.total is not None
+    spent = seconds_between(step.since, now) if step and counted else phase_seconds(supervisor, now)
+    if done is None or spent is None or spent < LEAST_SECONDS or done < LEAST_FRACTION:
+        return None
+    return spent * (1.0 - done) / done
 
 
 def conversions_done(record: RankRecord, supervisor: SupervisorRecord) -> int:

@@ -13,7 +13,7 @@ from kimi_k3.journal.models import SCHEMA_VERSION, Canary, CheckpointSummary, En
 from kimi_k3.journal.reader import Journal
 from kimi_k3.sidecar.arithmetic import is_fresh, seconds_between
 from kimi_k3.sidecar.conversion import served_lossy
-from kimi_k3.sidecar.startup import elapsed_seconds, phase_fraction
+from kimi_k3.sidecar.startup import describe, elapsed_seconds, phase_fraction
 from kimi_k3.sidecar.view import EngineHealth, PhaseSpan, View, phase_spans, present_phase, rank_phases
 from kimi_k3.words.phases import Phase
 from kimi_k3.words.weights import ConsentSource, ScaleRule, Weights
@@ -61,6 +61,7 @@ class RankStatus(View):
     pid: int
     phase: Phase | None
     weights: Weights
+    backend: str | None = Field(description="Which kernels compute its experts; null until it has chosen.")
     updated_at: datetime = Field(description="When it last reported; it does so on progress only.")
     history: list[PhaseSpan]
 
@@ -110,7 +111,7 @@ def status_view(journal: Journal, health: EngineHealth | None, now: datetime) ->
     supervisor = journal.supervisor
     return Status(
         phase=supervisor.phase if supervisor else None,
-        description=supervisor.phase.description if supervisor else None,
+        description=describe(supervisor) if supervisor else None,
         fraction=phase_fraction(supervisor, journal.ranks) if supervisor else None,
         history=phase_spans(supervisor.phases, now) if supervisor else [],
         deployment=_deployment(supervisor, now) if supervisor else None,
@@ -122,6 +123,7 @@ def status_view(journal: Journal, health: EngineHealth | None, now: datetime) ->
                 pid=record.pid,
                 phase=present_phase(rank_phases(record, supervisor)),
                 weights=record.weights,
+                backend=record.backend,
                 updated_at=record.updated_at,
                 history=phase_spans(rank_phases(record, supervisor), now),
             )

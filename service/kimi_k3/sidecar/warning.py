@@ -72,6 +72,12 @@ WEIGHTS_MISMATCH = WarningKind(
     Severity.CRITICAL,
     "Rank {rank} serves {found}, but the supervisor asked for {asked}; restart the deployment.",
 )
+SIGNS_REFUSED = WarningKind(
+    "signs-refused",
+    Severity.WARNING,
+    "The experts' kernel ({backend}) computes negative scales wrongly, so they were converted without them: "
+    "the error is a little larger than it must be. Use another build of AITER, or --no-negative-scale.",
+)
 SUPERVISOR_MISSING = WarningKind(
     "supervisor-missing",
     Severity.CRITICAL,
@@ -149,6 +155,9 @@ def _of_weights(journal: Journal, supervisor: SupervisorRecord) -> Iterator[Advi
         yield _advice(LOSSY_WEIGHTS, supervisor.started_at)
         if supervisor.consent is None:
             yield _advice(CONSENT_MISSING, supervisor.started_at)
+    refused = [record for record in journal.ranks if record.summary().signs_refused]
+    if refused and supervisor.ending is None:
+        yield _advice(SIGNS_REFUSED, None, backend=refused[0].backend)
     for record in journal.ranks:
         if record.weights is not supervisor.weights:
             yield _advice(
@@ -171,7 +180,8 @@ def _of_life(supervisor: SupervisorRecord, health: EngineHealth | None, now: dat
 def _of_ranks(journal: Journal, supervisor: SupervisorRecord, now: datetime) -> Iterator[Advice]:
     began = loading_began(supervisor)
     silence = seconds_between(began, now)
-    missing = sorted(set(range(supervisor.world_size)) - {record.rank for record in journal.ranks})
+    expected = set(range(supervisor.world_size if supervisor.ranks_report else 0))
+    missing = sorted(expected - {record.rank for record in journal.ranks})
     if missing and supervisor.ending is None and silence is not None and silence > RANK_GRACE_SECONDS:
         yield _advice(
             RANK_MISSING,

@@ -23,15 +23,22 @@ def objection(record: SupervisorRecord, ranks: Sequence[RankSummary]) -> str | N
         ranks: what the ranks of this start reported.
     """
     reported = Counter(rank.rank for rank in ranks if rank.start_id == record.start_id)
-    missing = [rank for rank in range(record.world_size) if not reported[rank]]
+    expected = range(record.world_size) if record.ranks_report else range(0)
+    missing = [rank for rank in expected if not reported[rank]]
     if missing:
         return (
             f"no report of rank {_listed(missing)}: the engine plugin did not run there, "
             "so nobody knows what is served"
         )
-    foreign = sorted(set(reported) - set(range(record.world_size)))
+    foreign = sorted(set(reported) - set(expected))
     if foreign:
-        return f"rank {_listed(foreign)} reported, but there are only {record.world_size} ranks"
+        return f"rank {_listed(foreign)} reported, but only {len(expected)} ranks should"
+    refused = [rank.rank for rank in ranks if rank.signs_refused]
+    if refused and len(refused) < record.world_size:
+        return (
+            f"the kernel of rank {_listed(refused)} computes negative scales wrongly and the others' do not: "
+            "their GPUs or builds differ"
+        )
     for rank in ranks:
         if problem := _problem(record, rank):
             return f"rank {rank.rank} {problem}"
@@ -41,8 +48,11 @@ def objection(record: SupervisorRecord, ranks: Sequence[RankSummary]) -> str | N
 def _problem(record: SupervisorRecord, rank: RankSummary) -> str | None:
     if rank.weights is not record.weights:
         return f"serves {rank.weights} weights, {record.weights} was asked"
-    if rank.requantisation != record.requantisation:
-        return f"converted with {rank.requantisation or 'no scale rule'}, {record.requantisation} was asked"
+    wanted_way = record.requantisation
+    if rank.signs_refused and wanted_way is not None:
+        wanted_way = wanted_way.model_copy(update={"negative_scale": False})
+    if rank.requantisation != wanted_way:
+        return f"converted with {rank.requantisation or 'no scale rule'}, {wanted_way} was asked"
     wanted = (
         {(layer, projection) for layer in record.checkpoint.moe_layers for projection in Projection}
         if record.weights.lossy

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from kimi_k3.journal.models import RankSummary
-from kimi_k3.supervisor.phases import latest, sign_of
+from kimi_k3.journal.models import RankSummary, Step
+from kimi_k3.journal.writer import now
+from kimi_k3.supervisor.phases import bar_of, latest, sign_of
 from kimi_k3.words.phases import Phase
 
 
@@ -16,15 +17,33 @@ class Announced:
 
     Attributes:
         phase: the furthest phase that vLLM's log announced.
+        step: the last thing within a phase that it announced.
         summaries: what each rank says it serves.
     """
 
     phase: Phase = Phase.PENDING
+    step: Step | None = None
     summaries: dict[int, RankSummary] = field(default_factory=dict)
 
     def take(self, line: str) -> None:
         """Read one line."""
-        self.phase = latest(self.phase, sign_of(line))
+        sign = sign_of(line)
+        if sign is not None:
+            self.phase = latest(self.phase, sign.phase)
+        if (bar := bar_of(line)) is not None:
+            graphs, done, total = bar
+            self._begin(Phase.CAPTURING, f"capturing graphs ({graphs})", done, total)
+        elif sign is not None and sign.step is not None:
+            self._begin(sign.phase, sign.step)
         summary = RankSummary.in_line(line)
         if summary is not None:
             self.summaries[summary.rank] = summary
+
+    def _begin(self, phase: Phase, name: str, done: int | None = None, total: int | None = None) -> None:
+        """A step of a phase that is over is nothing new; the same step keeps the moment at which it began."""
+        if phase is not self.phase:
+            return
+        before = self.step
+        same = before is not None and (before.phase, before.name) == (phase, name)
+        since = before.since if same and before is not None else now()
+        self.step = Step(phase=phase, name=name, since=since, done=done, total=total)

@@ -104,6 +104,7 @@ class Follower:
                 healthy=self._health.ok,
             )
         )
+        self._recorder.note_step(announced.step)
         if self._canary is not None:
             if (canary := self._canary.get()) is not None:
                 self._recorder.note_canary(canary)

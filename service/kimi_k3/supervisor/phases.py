@@ -3,30 +3,73 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from kimi_k3.journal.models import RankRecord
 from kimi_k3.words.phases import Phase
 
+
+@dataclass(frozen=True)
+class Sign:
+    """A text that vLLM prints, and what it says of a start.
+
+    Attributes:
+        text: part of a line of 0.32.0 and of 0.33.0.
+        phase: in which a start is once it is printed.
+        step: what is done from then on within the phase, in a few words; ``None`` if that is not known.
+    """
+
+    text: str
+    phase: Phase
+    step: str | None = None
+
+
+_PROFILING = "profiling memory"
+
 LOG_SIGNS: Final = (
-    ("Starting to load model", Phase.LOADING),  # v1/worker/gpu_model_runner.py
-    ("Loading safetensors checkpoint shards", Phase.LOADING),  # model_loader/weight_utils.py
-    ("Loading weights took", Phase.CONVERTING),  # model_loader/default_loader.py
-    ("Model loading took", Phase.COMPILING),  # v1/worker/gpu_model_runner.py
-    ("Warming up model for the compilation", Phase.COMPILING),  # v1/worker/cpu_model_runner.py
-    ("torch.compile took", Phase.COMPILING),  # compilation/monitor.py
-    ("Capturing CUDA graph", Phase.CAPTURING),  # v1/worker/gpu/cudagraph_utils.py
-    ("Graph capturing finished in", Phase.CAPTURING),  # v1/worker/gpu_model_runner.py
-    ("init engine (profile, create kv cache, warmup model) took", Phase.WARMING),  # v1/engine/core.py
-    ("Starting vLLM server on", Phase.WARMING),  # entrypoints/launchers/api_server/entry.py
+    Sign("Starting to load model", Phase.LOADING, "building the model"),  # v1/worker/gpu_model_runner.py
+    Sign(
+        "Loading safetensors checkpoint shards", Phase.LOADING, "reading shards"
+    ),  # model_loader/weight_utils.py
+    Sign("Loading weights took", Phase.CONVERTING),  # model_loader/default_loader.py
+    Sign("Model loading took", Phase.COMPILING, _PROFILING),  # v1/worker/gpu_model_runner.py
+    Sign(
+        "Warming up model for the compilation", Phase.COMPILING, "compiling"
+    ),  # v1/worker/cpu_model_runner.py
+    Sign("Dynamo bytecode transform time", Phase.COMPILING, "compiling"),  # compilation/backends.py
+    Sign("torch.compile took", Phase.COMPILING, _PROFILING),  # compilation/monitor.py
+    Sign("Profiling CUDA graph memory", Phase.COMPILING, "measuring graphs"),  # v1/worker/gpu_model_runner.py
+    Sign("Available KV cache memory", Phase.COMPILING, "laying out the KV cache"),  # v1/worker/gpu_worker.py
+    Sign("Compile and warming up model for size", Phase.COMPILING, "compiling"),  # v1/worker/gpu_worker.py
+    Sign("Capturing CUDA graph", Phase.CAPTURING),  # v1/worker/gpu/cudagraph_utils.py
+    Sign(
+        "Graph capturing finished in", Phase.CAPTURING, "warming up kernels"
+    ),  # v1/worker/gpu_model_runner.py
+    Sign(
+        "init engine (profile, create kv cache, warmup model) took", Phase.WARMING, "starting the API server"
+    ),  # v1/engine/core.py
+    Sign(
+        "Starting vLLM server on", Phase.WARMING, "waiting for the first completion"
+    ),  # entrypoints/launchers/api_server/entry.py
 )
-"""Text that vLLM 0.32.0 and 0.33.0 print, and the phase in which a start is once it is printed."""
+"""In the order of a start."""
+
+_BAR = re.compile(r"Capturing CUDA graphs(?: \(([^)]{1,80})\))?:\s+\d{1,3}%\|[^|]*\|\s*(\d{1,6})/(\d{1,6})\b")
+"""A progress bar of tqdm: one for each kind of graph, one after the other."""
 
 
-def sign_of(line: str) -> Phase | None:
-    """The phase that a line of vLLM's log announces, if it does."""
-    return next((phase for text, phase in LOG_SIGNS if text in line), None)
+def sign_of(line: str) -> Sign | None:
+    """What a line of vLLM's log announces, if it does."""
+    return next((sign for sign in LOG_SIGNS if sign.text in line), None)
+
+
+def bar_of(line: str) -> tuple[str, int, int] | None:
+    """Of a progress bar of the graph capture: which graphs, how many are captured, how many there will be."""
+    match = _BAR.search(line)
+    return None if match is None else (match[1] or "graphs", int(match[2]), int(match[3]))
 
 
 def latest(*phases: Phase | None) -> Phase:

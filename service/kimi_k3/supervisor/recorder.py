@@ -15,10 +15,18 @@ from kimi_k3.journal.models import (
     Ending,
     Explanation,
     PhaseChange,
+    Step,
     SupervisorRecord,
 )
 from kimi_k3.journal.writer import PatientWriter, now
 from kimi_k3.words.phases import Phase
+
+STEP_SECONDS = 0.5
+"""Progress within a step is written at most so often."""
+
+
+def _name(step: Step | None) -> str | None:
+    return step.name if step else None
 
 
 class Recorder:
@@ -52,6 +60,15 @@ class Recorder:
                 what += f" {self.record.served_model_name} at {self.record.engine_url}/v1"
             self._report(f"{phase}: {what}")
             self._change(phases=(*self.record.phases, PhaseChange(phase=phase, at=now())))
+
+    def note_step(self, step: Step | None) -> None:
+        """What is done within the present phase, if that is known; written at most twice a second."""
+        if step is not None and step.phase is not self.phase:
+            step = None
+        if step != self.record.step and (
+            _name(step) != _name(self.record.step) or time.monotonic() - self._written >= STEP_SECONDS
+        ):
+            self._change(step=step)
 
     def note_engine(self, pid: int) -> None:
         """The engine's main process is running."""

@@ -17,6 +17,8 @@ from typing import TextIO
 from kimi_k3.checkpoint import Checkpoint, require_servable
 from kimi_k3.journal.models import CheckpointSummary, SupervisorRecord
 from kimi_k3.journal.writer import now
+from kimi_k3.kernels.entry import CACHE
+from kimi_k3.kernels.wanted import built_directory
 from kimi_k3.plan.chosen import chosen_profile
 from kimi_k3.plan.fit import check_fit
 from kimi_k3.plan.launch import (
@@ -106,13 +108,30 @@ def serve(
             record=first_record(deployment, launch, checkpoint),
             state_dir=deployment.state_dir,
             socket_dir=deployment.socket_dir,
-            environment=child_environment(launch, os.environ, api_key=api_key),
+            environment=child_environment(launch, _with_kernels(deployment, report), api_key=api_key),
             api_key=api_key,
             start_timeout=deployment.start_timeout,
             drain_timeout=deployment.drain_timeout,
             checks=(partial(check_machine, machine, subject, report),),
         )
         return supervise(start, report=report, forward=_Outlet(sys.stdout))
+
+
+def _with_kernels(deployment: Deployment, report: Callable[[str], None]) -> dict[str, str]:
+    """The inherited environment, with the kernels of ``kernels build`` unless the operator names others."""
+    inherited = dict(os.environ)
+    profile = deployment.profile
+    if (
+        profile.gpu is not None
+        and profile.uses_plugin
+        and deployment.weights.lossy
+        and CACHE not in inherited
+    ):
+        directory = built_directory(inherited)
+        if directory is not None:
+            report(f"kernels: those in {directory} are used ({CACHE})")
+            inherited[CACHE] = str(directory)
+    return inherited
 
 
 def first_record(deployment: Deployment, launch: Launch, checkpoint: Checkpoint) -> SupervisorRecord:
@@ -130,6 +149,7 @@ def first_record(deployment: Deployment, launch: Launch, checkpoint: Checkpoint)
         requantisation=deployment.requantisation,
         consent=deployment.consent,
         world_size=deployment.tensor_parallel_size,
+        ranks_report=deployment.profile.uses_plugin,
         engine_url=engine_url(deployment.host, deployment.port),
         argv=launch.argv,
     )

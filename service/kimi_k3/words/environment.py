@@ -29,11 +29,12 @@ SCALE_RULE = PREFIX + "SCALE_RULE"
 NEGATIVE_SCALE = PREFIX + "NEGATIVE_SCALE"
 ALLOW_NONFINITE = PREFIX + "ALLOW_NONFINITE"
 ACCEPT_LOSSY = PREFIX + "ACCEPT_LOSSY"
+ALLOW_UNTESTED_VLLM = PREFIX + "ALLOW_UNTESTED_VLLM"
 API_KEY = PREFIX + "API_KEY"
 SIDECAR_PREFIX = PREFIX + "SIDECAR_"
 """What follows is the sidecar's, which refuses the unknown ones itself."""
 
-OF_OPERATORS = (ACCEPT_LOSSY, API_KEY, STATE_DIR)
+OF_OPERATORS = (ACCEPT_LOSSY, ALLOW_UNTESTED_VLLM, API_KEY, STATE_DIR)
 """What an operator may set for ``kimi-k3 serve``."""
 
 OF_THE_SUPERVISOR = {
@@ -75,6 +76,7 @@ class EngineEnvironment(BaseSettings):
     negative_scale: Annotated[bool, BeforeValidator(_flag)] = True
     allow_nonfinite: Annotated[bool, BeforeValidator(_flag)] = False
     accept_lossy: Annotated[bool, BeforeValidator(_flag)] = False
+    allow_untested_vllm: Annotated[bool, BeforeValidator(_flag)] = False
 
     @property
     def requantisation(self) -> Requantisation:

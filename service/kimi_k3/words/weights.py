@@ -20,6 +20,10 @@ class Weights(StrEnum):
         return self is Weights.INT4
 
 
+INT4_NAME = "int4_per_group_32"
+"""vLLM's name for it (``QUANT_KEY_NAMES`` in vllm/config/quantization.py)."""
+
+
 class ScaleRule(StrEnum):
     """How a group's int4 scale is chosen."""
 

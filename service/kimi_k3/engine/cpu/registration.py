@@ -7,19 +7,17 @@ from typing import Any
 
 
 def register_cpu() -> None:
-    """Register model classes, quantisation and loader, and mend what keeps them from running on a CPU."""
-    from vllm.model_executor.layers.quantization import register_quantization_config
-    from vllm.model_executor.model_loader import register_model_loader
+    """Register model classes beside what is shared, and mend what keeps them from running on a CPU."""
     from vllm.model_executor.models import ModelRegistry
 
-    from kimi_k3.engine.loader import LOAD_FORMAT, ReportingModelLoader
-    from kimi_k3.engine.moe import KimiK3Mxfp4Config
+    from kimi_k3.contract.facts import Use
+    from kimi_k3.engine.contract import check_contract
+    from kimi_k3.engine.registration import register_shared
 
+    check_contract(Use.CPU)
     for architecture in ("KimiK3ForConditionalGeneration", "KimiLinearForCausalLM"):
         ModelRegistry.register_model(architecture, f"kimi_k3.engine.cpu.model:{architecture}")
-    register_quantization_config("mxfp4")(KimiK3Mxfp4Config)
-    register_model_loader(LOAD_FORMAT)(ReportingModelLoader)
-
+    register_shared()
     _select_cpu_experts()
     _map_text_architecture()
     _accept_manager_blocks()
@@ -36,17 +34,16 @@ def _select_cpu_experts() -> None:
     from vllm.model_executor.layers.fused_moe.oracle.mxfp4 import Mxfp4MoeBackend
     from vllm.model_executor.layers.quantization import mxfp4
 
-    from kimi_k3.engine.cpu.experts import Int4CpuExperts, Mxfp4CpuExperts
-    from kimi_k3.engine.request import requested_weights
+    from kimi_k3.engine.cpu.experts import Mxfp4CpuExperts
 
     upstream = mxfp4.select_deepseek_v4_mxfp4_moe_backend
 
     def select(config: FusedMoEConfig) -> Any:
         if config.activation != MoEActivation.SITU:
             return upstream(config)
-        experts = Int4CpuExperts if requested_weights().lossy else Mxfp4CpuExperts
-        # EMULATION is vLLM's name for "the checkpoint's layout, weights dequantised as they are used".
-        return Mxfp4MoeBackend.EMULATION, experts
+        # EMULATION is vLLM's name for "the checkpoint's layout, weights dequantised as they are used". For
+        # int4 the plugin's method puts another class in its place.
+        return Mxfp4MoeBackend.EMULATION, Mxfp4CpuExperts
 
     mxfp4.select_deepseek_v4_mxfp4_moe_backend = select
 

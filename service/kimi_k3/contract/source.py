@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ast
+import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,8 +37,12 @@ class Fact:
 
 
 def missing(package: Path, fact: Fact) -> str | None:
-    """What of ``fact`` does not hold; ``None`` if all of it does."""
-    tree = parse(package / fact.file)
+    """What of ``fact`` does not hold in a package; ``None`` if all of it does."""
+    return lacking(parse(package / fact.file), fact)
+
+
+def lacking(tree: ast.Module | str, fact: Fact) -> str | None:
+    """What of ``fact`` does not hold in its file, parsed; ``None`` if all of it does."""
     if isinstance(tree, str):
         return f"{fact.file} {tree}"
     node = find(tree, fact.name)
@@ -45,8 +50,8 @@ def missing(package: Path, fact: Fact) -> str | None:
         return f"{fact.file} has no {fact.name}"
     if fact.parameters:
         has = set(parameters(node))
-        if lacking := [name for name in fact.parameters if name not in has]:
-            return f"{fact.name} in {fact.file} takes no {', '.join(lacking)}"
+        if absent := [name for name in fact.parameters if name not in has]:
+            return f"{fact.name} in {fact.file} takes no {', '.join(absent)}"
     if fact.key is not None and fact.key not in keys(node):
         return f"{fact.name} in {fact.file} has no {fact.key!r}"
     if fact.attribute is not None and fact.attribute not in attributes(node):
@@ -64,7 +69,22 @@ def parse(path: Path) -> ast.Module | str:
         return "cannot be parsed"
 
 
-def find(tree: Scope, name: str) -> ast.AST | None:
+def digest(path: Path, node: ast.stmt) -> str:
+    """SHA-256 of the lines of a definition, decorators included, as hexadecimal digits.
+
+    Of the text and not of the tree, which is another one in every version of Python. Indentation and
+    trailing blanks do not count, so that a definition that was only moved below an ``if`` is the same.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    lines = read_small(path, limit=MAX_SOURCE_BYTES).splitlines()
+    first = min([node.lineno, *(each.lineno for each in getattr(node, "decorator_list", ()))])
+    kept = [line.strip() for line in lines[first - 1 : node.end_lineno]]
+    return hashlib.sha256(b"\n".join(kept)).hexdigest()
+
+
+def find(tree: Scope, name: str) -> ast.stmt | None:
     """The definition of a dotted name; behind ``if`` and ``try``, too. The last one counts."""
     first, _, rest = name.partition(".")
     for node in reversed(list(_definitions(tree.body))):

@@ -1,0 +1,14 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Telling vLLM on gfx942 about Kimi-K3, through its official hooks only."""
+
+from __future__ import annotations
+
+
+def register_gfx942() -> None:
+    """Register quantisation and loader; the model classes are vLLM's own."""
+    from kimi_k3.contract.facts import Use
+    from kimi_k3.engine.contract import check_contract
+    from kimi_k3.engine.registration import register_shared
+
+    check_contract(Use.GFX942)
+    register_shared()
