@@ -101,6 +101,16 @@ def test_no_gpu_checks_on_a_cpu(node: Node, capsys: pytest.CaptureFixture[str]) 
     assert not [name for name in states(found) if name.startswith(("gpu-", "aiter", "limit-", "flydsl"))]
 
 
+def test_what_emulation_needs(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without amd-quark vLLM says "No MXFP4 MoE backend supports the deployment", a minute into a start."""
+    _, found = report(node, request("mxfp4-emulation", accept_lossy=False), capsys)
+    assert states(found)["amd-quark"] is State.FAIL
+    node.write("/site/quark/__init__.py", "")
+    _, found = report(node, request("mxfp4-emulation", accept_lossy=False), capsys)
+    assert states(found)["amd-quark"] is State.PASS
+    assert "amd-quark" not in states(report(node, request(), capsys)[1])
+
+
 def test_no_driver(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
     """One finding for what is missing, none for all that follows from it."""
     node.remove("/dev/kfd")

@@ -19,7 +19,7 @@ from kimi_k3.preflight.checkpoint import check_code, check_consent, check_plan
 from kimi_k3.preflight.cores import check_cores
 from kimi_k3.preflight.device import check_device
 from kimi_k3.preflight.engine import check_plugin_allowed, check_plugin_visible
-from kimi_k3.preflight.finding import Finding, State, of_error, overall, passed
+from kimi_k3.preflight.finding import Finding, State, failed, of_error, overall, passed
 from kimi_k3.preflight.gpus import check_gpus
 from kimi_k3.preflight.kfd import read_gpus
 from kimi_k3.preflight.limits import check_limits
@@ -31,7 +31,7 @@ from kimi_k3.preflight.variables import check_environment
 from kimi_k3.preflight.vllm_source import check_vllm
 from kimi_k3.profiles.schema import Architecture
 
-DRIVER, CORES, PLUGIN, PORT = "gpu-driver", "cpu-cores", "vllm-plugin", "port"
+DRIVER, CORES, PLUGIN, PORT, QUARK = "gpu-driver", "cpu-cores", "vllm-plugin", "port", "amd-quark"
 KFD = "/dev/kfd"
 AITER = "VLLM_ROCM_USE_AITER"
 TRUST = "--trust-remote-code"
@@ -110,8 +110,21 @@ def check_software(machine: Machine, subject: Subject) -> Iterator[Finding]:
 
     yield _asked(PLUGIN, "vLLM will find and load it", plugin)
     gpu = subject.profile.gpu
+    if gpu is not None and gpu.architecture is Architecture.GFX942 and not weights.lossy:
+        yield _emulation(machine)
     if gpu is not None and subject.variables(machine.environment).get(AITER) == "1":
         yield from check_aiter(machine, int4=weights.lossy and gpu.architecture is Architecture.GFX942)
+
+
+def _emulation(machine: Machine) -> Finding:
+    """gfx942 has no MXFP4 instructions, and vLLM emulates them only beside amd-quark."""
+    if machine.package("quark") is None:
+        return failed(
+            QUARK,
+            "amd-quark is not installed, and without it vLLM has no MXFP4 kernel for gfx942",
+            "use the image, or pip install amd-quark",
+        )
+    return passed(QUARK, f"amd-quark {machine.version('amd-quark') or 'of unknown version'}")
 
 
 def uses_of(subject: Subject) -> frozenset[Use] | None:
