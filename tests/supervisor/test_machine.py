@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,7 +14,9 @@ import pytest
 from kimi_k3.checkpoint import make_tiny_checkpoint, require_servable
 from kimi_k3.checkpoint.index import INDEX_NAME
 from kimi_k3.errors import OperatorError
+from kimi_k3.preflight.subject import Subject
 from kimi_k3.supervisor.serve import check_machine
+from tests.kernels.doubles import Generation, install
 from tests.preflight.node import GIB, Node, mi325x_node, subject
 
 from .conftest import free_port
@@ -73,3 +76,38 @@ def test_a_start_that_is_refused(node: Node) -> None:
     with pytest.raises(OperatorError) as caught:
         check_machine(node.machine, checked, print, lambda seconds: False)
     assert str(caught.value).startswith("/dev/dri/renderD136 is not there (and 1 more check failed); docker")
+
+
+def probing(node: Node, tmp_path: Path, **told: list[str]) -> Subject:
+    """A start on the node with a double of AITER, whose compiler does what it is told."""
+    install(node.search, Generation.SECOND).behave(**told)
+    node.environment |= {"PATH": os.environ["PATH"], "XDG_CACHE_HOME": str(tmp_path / "xdg")}
+    return replace(subject(), deployment=replace(subject().deployment, port=free_port()))
+
+
+def test_kernels_are_compiled_apart_from_vllm(node: Node, tmp_path: Path) -> None:
+    """Once for each build of AITER: what the next start finds it does not compile again."""
+    checked = probing(node, tmp_path)
+    lines: list[str] = []
+    check_machine(node.machine, checked, lines.append, lambda seconds: True, probe=True)
+    assert "AITER compiles its int4 kernels apart from vLLM" in lines[-1]
+    (kept,) = (tmp_path / "xdg/kimi-k3/kernels").iterdir()
+    assert kept.name.endswith("-probe")
+    install(node.search, Generation.SECOND).behave(fail=["flydsl"])
+    check_machine(node.machine, checked, lines.append, lambda seconds: True, probe=True)
+
+
+def test_a_compiler_that_llvm_ends_ends_the_start(node: Node, tmp_path: Path) -> None:
+    """In vLLM's worker the abort would take the process, and 20 minutes, with it."""
+    checked = probing(node, tmp_path, abort=["flydsl_moe2_"])
+    with pytest.raises(OperatorError, match="by SIGABRT: LLVM ERROR: Cannot select"):
+        check_machine(node.machine, checked, print, lambda seconds: True, probe=True)
+
+
+def test_a_probe_that_is_no_longer_wanted(node: Node, tmp_path: Path) -> None:
+    """A signal for the supervisor ends it within a moment, not after its ten minutes."""
+    checked = probing(node, tmp_path, hang=["flydsl_moe1_"])
+    lines: list[str] = []
+    check_machine(node.machine, checked, lines.append, lambda seconds: False, probe=True)
+    assert "compile-stage-1" in lines[-2]
+    assert not list((tmp_path / "xdg/kimi-k3/kernels").rglob("*.pkl"))

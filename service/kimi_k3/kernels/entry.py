@@ -127,6 +127,7 @@ def run_entry(
     directory: Path,
     tell: Callable[[str], None],
     seconds: float | None = None,
+    pause: Callable[[float], bool] | None = None,
 ) -> int | None:
     """Run the entry and everything that it starts, and leave none of it running.
 
@@ -138,9 +139,10 @@ def run_entry(
         directory: where it runs.
         tell: gets each line that it prints.
         seconds: after which it is ended.
+        pause: waits some seconds between looks at it, and says whether to go on.
 
     Returns:
-        Its exit code as :mod:`subprocess` gives it; ``None`` if the time was up.
+        Its exit code as :mod:`subprocess` gives it; ``None`` if the time was up, or it should not go on.
 
     Raises:
         OperatorError: it cannot be started.
@@ -164,7 +166,7 @@ def run_entry(
         # An end by abort is expected; nobody needs gigabytes of core.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             resource.prlimit(child.pid, resource.RLIMIT_CORE, (0, 0))
-        return _follow(child, tell, None if seconds is None else time.monotonic() + seconds)
+        return _follow(child, tell, None if seconds is None else time.monotonic() + seconds, pause)
     except KeyboardInterrupt:
         _ask_to_end(child, signal.SIGINT)
         raise
@@ -179,7 +181,10 @@ def run_entry(
 
 
 def _follow(
-    child: subprocess.Popen[bytes], tell: Callable[[str], None], deadline: float | None
+    child: subprocess.Popen[bytes],
+    tell: Callable[[str], None],
+    deadline: float | None,
+    pause: Callable[[float], bool] | None,
 ) -> int | None:
     assert child.stdout is not None
     pipe = child.stdout.fileno()
@@ -190,7 +195,7 @@ def _follow(
         while True:
             if deadline is not None and time.monotonic() >= deadline:
                 return None
-            if selector.select(_POLL_SECONDS):
+            if selector.select(_POLL_SECONDS if pause is None else 0):
                 chunk = os.read(pipe, _READ_BYTES)
                 for line in lines.feed(chunk):
                     tell(line)
@@ -199,6 +204,8 @@ def _follow(
             elif child.poll() is not None:
                 # A worker that outlives it may hold the pipe for ever.
                 break
+            elif pause is not None and not pause(_POLL_SECONDS):
+                return None
     for line in lines.feed(b"\n"):
         tell(line)
     try:

@@ -20,6 +20,7 @@ from kimi_k3.profiles.schema import Profile
 from kimi_k3.words.given import given_path
 from kimi_k3.words.gpus import Gpu
 
+PROBE = "-probe"
 MASKED_REDUCTION = "moe_reduce (masked)"
 """The sum over a token's experts where other ranks hold some: no generation of AITER's entry compiles it."""
 
@@ -124,6 +125,16 @@ def default_cache(environment: Mapping[str, str]) -> Path:
             remedy="give --cache-dir",
             exit_code=ExitCode.USAGE,
         ) from None
+
+
+def probe_directory(environment: Mapping[str, str], search: Sequence[str] | None = None) -> Path:
+    """Where starts keep what their probe compiled; apart from what ``kernels build`` did, which is more.
+
+    Raises:
+        OperatorError: there is no AITER, or no place.
+    """
+    name = find_aiter(search).directory_name(ARCHITECTURE)
+    return default_cache(environment) / f"{name}{PROBE}"
 
 
 def built_directory(environment: Mapping[str, str], search: Sequence[str] | None = None) -> Path | None:

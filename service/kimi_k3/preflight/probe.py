@@ -43,8 +43,8 @@ def check_compile(
 
     Args:
         timeout: seconds for each.
-        cache: FlyDSL's directory. By default an empty one: a kernel that somebody else compiled would prove
-            nothing.
+        cache: FlyDSL's directory, kept for the same build of AITER: what it compiled there before is not
+            compiled again. By default an empty one: a kernel that somebody else compiled would prove nothing.
     """
     lacking = [name for name in ("aiter", "flydsl") if machine.package(name) is None]
     if lacking:
@@ -52,6 +52,11 @@ def check_compile(
             yield unknown(check, f"nothing can be compiled without {' and '.join(lacking)}", INSTALL)
         return
     for stage, check in STAGES.items():
+        if cache is not None and _compiled(cache, stage):
+            yield passed(
+                check, f"stage {stage} of the int4 kernels was compiled by this AITER before: {cache}"
+            )
+            continue
         try:
             yield _compile(machine, find_aiter(machine.search), stage, check, timeout, cache)
         except OperatorError as error:
@@ -68,7 +73,7 @@ def _compile(
         one = row if aiter.replays else _only(row, stage)
         transcript = Transcript()
         code = _run(machine, one, directory, cache, transcript, timeout)
-        compiled = [bool(list(cache.glob(f"launch_gemm{each}*/*.pkl"))) for each in STAGES]
+        compiled = [_compiled(cache, each) for each in STAGES]
         anything = bool(list(cache.glob("*/*.pkl")))
     failures = transcript.failures(code, rows=1, kernels=len(one.kernels))
     what = f"stage {stage} of the int4 kernels compiles for gfx942: {row.kernels[stage - 1]}"
@@ -104,6 +109,10 @@ def _finding(
     return failed(check, f"stage {stage} cannot be compiled for gfx942: {reason}", INSTALL)
 
 
+def _compiled(cache: Path, stage: int) -> bool:
+    return bool(list(cache.glob(f"launch_gemm{stage}*/*.pkl")))
+
+
 def _only(row: Row, stage: int) -> Row:
     other = NAMES[2 - stage]
     return replace(row, values={**row.values, other: ""})
@@ -129,4 +138,5 @@ def _run(
         directory=directory,
         tell=tell,
         seconds=timeout,
+        pause=machine.pause,
     )

@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import TextIO
 
 from kimi_k3.checkpoint import Checkpoint, require_servable
+from kimi_k3.errors import OperatorError
 from kimi_k3.journal.models import CheckpointSummary, SupervisorRecord
 from kimi_k3.journal.writer import now
 from kimi_k3.kernels.entry import CACHE
-from kimi_k3.kernels.wanted import built_directory
+from kimi_k3.kernels.wanted import built_directory, probe_directory
 from kimi_k3.plan.chosen import chosen_profile
 from kimi_k3.plan.fit import check_fit
 from kimi_k3.plan.launch import (
@@ -36,9 +37,10 @@ from kimi_k3.plan.startable import require_startable
 from kimi_k3.preflight.checkpoint import check_checkpoint
 from kimi_k3.preflight.checks import of_start, subject_of
 from kimi_k3.preflight.cores import check_cores
-from kimi_k3.preflight.finding import State
+from kimi_k3.preflight.finding import Finding, State
 from kimi_k3.preflight.gpus import WAIT_SECONDS, wait_seconds
 from kimi_k3.preflight.machine import Machine
+from kimi_k3.preflight.probe import check_compile
 from kimi_k3.preflight.state import check_state_dir
 from kimi_k3.preflight.subject import Subject
 from kimi_k3.profiles.schema import Device
@@ -62,6 +64,7 @@ def serve(
     api_key_file: Path | None,
     dry_run: bool,
     wait_vram: float | None = None,
+    probe_compile: bool = True,
     engine_command: Sequence[str] = ENGINE_COMMAND,
 ) -> int:
     """Check, start and supervise; with ``dry_run`` only print what would be started.
@@ -112,21 +115,25 @@ def serve(
             api_key=api_key,
             start_timeout=deployment.start_timeout,
             drain_timeout=deployment.drain_timeout,
-            checks=(partial(check_machine, machine, subject, report),),
+            checks=(
+                partial(
+                    check_machine, machine, subject, report, probe=probe_compile and _on_int4(deployment)
+                ),
+            ),
         )
         return supervise(start, report=report, forward=_Outlet(sys.stdout))
+
+
+def _on_int4(deployment: Deployment) -> bool:
+    """Whether the experts will be computed by AITER's int4 kernels."""
+    profile = deployment.profile
+    return profile.gpu is not None and profile.uses_plugin and deployment.weights.lossy
 
 
 def _with_kernels(deployment: Deployment, report: Callable[[str], None]) -> dict[str, str]:
     """The inherited environment, with the kernels of ``kernels build`` unless the operator names others."""
     inherited = dict(os.environ)
-    profile = deployment.profile
-    if (
-        profile.gpu is not None
-        and profile.uses_plugin
-        and deployment.weights.lossy
-        and CACHE not in inherited
-    ):
+    if _on_int4(deployment) and CACHE not in inherited:
         directory = built_directory(inherited)
         if directory is not None:
             report(f"kernels: those in {directory} are used ({CACHE})")
@@ -175,17 +182,23 @@ def engine_url(host: str, port: int) -> str:
 
 
 def check_machine(
-    machine: Machine, subject: Subject, report: Callable[[str], None], pause: Callable[[float], bool]
+    machine: Machine,
+    subject: Subject,
+    report: Callable[[str], None],
+    pause: Callable[[float], bool],
+    *,
+    probe: bool = False,
 ) -> None:
-    """The preflight but for its probe: warnings are told, and the first failure is raised.
+    """The preflight, and the probe if the start wants it: warnings are told, the first failure is raised.
 
-    Of a servable checkpoint, only what is odd about it is told.
+    Of a servable checkpoint, only what is odd about it is told. For a start that fails nothing is compiled.
 
     Args:
         machine: that is checked.
         subject: the start.
         report: gets a line for each warning, and one before a wait.
         pause: sleeps some seconds and says whether to go on waiting.
+        probe: whether AITER's kernels shall be compiled apart from vLLM first.
 
     Raises:
         OperatorError: a check failed; says how many others did.
@@ -200,13 +213,31 @@ def check_machine(
         return pause(seconds)
 
     about = () if subject.checkpoint is None else check_checkpoint(subject.checkpoint)
-    findings = (*about, *of_start(replace(machine, pause=patiently), subject))
+    _judge((*about, *of_start(replace(machine, pause=patiently), subject)), report)
+    if probe:
+        _judge(_probe(replace(machine, pause=pause), report), report)
+
+
+def _judge(findings: Sequence[Finding], report: Callable[[str], None]) -> None:
+    """Tell warnings; raise the first failure."""
     for finding in findings:
         if finding.state in (State.WARN, State.UNKNOWN):
             report(f"preflight: {finding}")
     failures = [finding for finding in findings if finding.state is State.FAIL]
     if failures:
         raise failures[0].refusal(len(failures) - 1)
+
+
+def _probe(machine: Machine, report: Callable[[str], None]) -> tuple[Finding, ...]:
+    """Let AITER compile its kernels apart from vLLM, whose processes an abort of LLVM would end."""
+    try:
+        cache = probe_directory(machine.environment, machine.search)
+        cache.mkdir(parents=True, exist_ok=True)
+    except (OperatorError, OSError) as error:
+        cache = None
+        report(f"preflight: what the probe compiles cannot be kept: {error}")
+    report("preflight: AITER compiles its int4 kernels apart from vLLM, unless it did before; minutes")
+    return tuple(check_compile(machine, cache=cache))
 
 
 class _Outlet:

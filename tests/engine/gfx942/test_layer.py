@@ -275,6 +275,13 @@ def test_what_cannot_be_served_is_refused_by_name(
     assert words in ours[case]["error"]
 
 
+def test_an_aiter_without_the_activation(weights: dict[str, str], tmp_path: Path) -> None:
+    """It would compute SiLU, fluently: refused before the canary has to find out."""
+    told = start(tmp_path, VERSIONS[-1], {"old": {"weights": weights["random"]}}, DOUBLE_FAULT="old")["old"]
+    assert told["type"] == "OperatorError"
+    assert "takes no act and would compute SiLU" in told["error"]
+
+
 def test_lossless_weights_are_vllms_own_choice(ours: dict[str, dict[str, Any]]) -> None:
     """On gfx942 that is its emulation; the plugin only reports."""
     assert ours["lossless"]["method"] == "KimiK3Mxfp4Method"

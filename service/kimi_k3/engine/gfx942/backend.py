@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import inspect
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -72,6 +73,18 @@ def lack(moe: FusedMoEConfig) -> Lack | None:
             f"VLLM_ROCM_USE_AITER_MOE_SITUV2 is {activation}, for kernels that gfx942 does not have",
             "set VLLM_ROCM_USE_AITER_MOE_SITUV2=a16w4, as the profiles do",
         )
+    return _activation_ignored()
+
+
+def _activation_ignored() -> Lack | None:
+    """AITER before ROCm/aiter#4646 takes no activation and computes SiLU; vLLM asks for it, too."""
+    newer = "install AITER 0.1.23 or later, or use the image"
+    try:
+        from aiter.ops.flydsl.kernels.moe_2stage_a16wmix import flydsl_a16w4_gemm1
+    except ImportError as error:
+        return Lack(f"AITER's int4 kernels cannot be imported ({error})", newer)
+    if "act" not in inspect.signature(flydsl_a16w4_gemm1).parameters:
+        return Lack("this AITER's flydsl_a16w4_gemm1 takes no act and would compute SiLU", newer)
     return None
 
 
