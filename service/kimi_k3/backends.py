@@ -92,3 +92,4 @@ def _print(answer: Answer, profile_name: str) -> None:
     for row in sorted(answer.rows, key=lambda row: list(Verdict).index(row.verdict)):
         table.add_row(row.name, row.verdict, f"{row.why}\n[dim]{row.what}[/dim]", style=_STYLES[row.verdict])
     console.print(table)
+    console.print("Whether a start goes on from there, preflight and the start itself say.")

@@ -40,10 +40,11 @@ class Comparison:
     def difference(self) -> str:
         """What is different, in an operator's words."""
         found = [*self.missing, *self.changed]
+        whose = "" if self.known else f"it is none of the recorded releases; compared with {self.nearest}, "
         if not found:
-            return f"all {self.facts} facts are as in {self.nearest}"
+            return f"{whose}all {self.facts} facts are as in {self.nearest}"
         more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
-        return f"{found[0]}{more}"
+        return f"{whose}{found[0]}{more}"
 
 
 def compare(package: Path, version: str | None, uses: Collection[Use]) -> Comparison:

@@ -279,6 +279,43 @@ RELIANCES = (
     ),
     Reliance(
         file=_AITER_OPS,
+        name="_rocm_aiter_fused_moe_impl",
+        parameters=("hidden_states", "w1", "w2", "expert_mask", "beta", "linear_beta"),
+        only=_INT4_GFX942,
+        why="what is handed to AITER, and as what",
+    ),
+    *(
+        Reliance(
+            file=_AITER_OPS, name=name, only=_INT4_GFX942, why="it decides what AITER is asked to compute"
+        )
+        for name in (
+            "rocm_aiter_ops.get_aiter_activation_type",
+            "rocm_aiter_ops.is_fused_moe_situv2_enabled",
+            "rocm_aiter_ops.is_fused_moe_situv2_gate_up_interleaved",
+            "_sync_aiter_situv2_moe_env",
+        )
+    ),
+    Reliance(
+        file="model_executor/layers/fused_moe/modular_kernel.py",
+        name="FusedMoEExperts.is_supported_config",
+        parameters=("moe_config", "weight_key", "activation_key"),
+        only=_INT4_GFX942,
+        why="the plugin asks it before anything is loaded",
+    ),
+    Reliance(
+        file="model_executor/layers/fused_moe/expert_map_manager.py",
+        name="determine_expert_map",
+        only=_INT4_GFX942,
+        why="the canary's mask of a rank's experts is made like its",
+    ),
+    Reliance(
+        file="model_executor/utils.py",
+        name="is_weights_pre_processed",
+        only=_INT4,
+        why="weights that were processed before are not converted again",
+    ),
+    Reliance(
+        file=_AITER_OPS,
         name="_resolve_situv2_activation",
         only=_INT4_GFX942,
         why="it decides whether activations stay bf16 and how gate and up stand",

@@ -4,13 +4,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from vllm.model_executor.layers.fused_moe import FusedMoEConfig
+from vllm.model_executor.layers.fused_moe.oracle.mxfp4 import Mxfp4MoeBackend, _validate_mxfp4_experts_config
 from vllm.platforms import current_platform
 
 from kimi_k3.engine.backend import Int4Backend, kernel
-from kimi_k3.engine.proof import TOKENS, TOLERANCE, Proof, Situ, Size, prove
+from kimi_k3.engine.proof import PREFILL, TOKENS, TOLERANCE, Proof, Situ, Size, prove
 from kimi_k3.engine.voice import say
 from kimi_k3.errors import OperatorError
 from kimi_k3.words.weights import Requantisation
@@ -29,6 +31,21 @@ def choose_backend(moe: FusedMoEConfig) -> Int4Backend:
     from kimi_k3.engine.gfx942.backend import aiter_backend
 
     return aiter_backend(moe)
+
+
+UNSUPPORTED = "use the parallelism of one of the profiles (kimi-k3 plan --help)"
+
+
+def require_support(experts_class: type[Any], moe: FusedMoEConfig, backend: Mxfp4MoeBackend) -> None:
+    """Ask vLLM before 20 minutes of loading what it asks when it builds the kernel after them.
+
+    Raises:
+        OperatorError: the class cannot serve this deployment.
+    """
+    try:
+        _validate_mxfp4_experts_config(experts_class, moe, backend)
+    except ValueError as error:
+        raise OperatorError(f"int4 experts: {error}", remedy=UNSUPPORTED) from error
 
 
 def missing_for_int4(moe: FusedMoEConfig) -> str | None:
@@ -101,14 +118,23 @@ def _proof(backend: Int4Backend, moe: FusedMoEConfig, situ: Situ, *, signs: bool
     key = backend.name, size, situ, signs
     if key not in _proofs:
         device = torch.device(moe.device)
-        _proofs[key] = proof = prove(kernel(backend, moe), size, situ=situ, signs=signs, device=device)
+        batches = TOKENS if device.type == "cpu" else (*TOKENS, PREFILL)
+        say(f"canary: asking {backend.name}, whose kernels may have to be compiled first")
+        try:
+            computed = kernel(backend, moe)
+            proof = prove(computed, size, situ=situ, signs=signs, device=device, batches=batches)
+        except Exception as error:  # whatever AITER, its compiler or the device raises
+            raise OperatorError(
+                f"canary: {backend.name} cannot compute a layer of {size}: {type(error).__name__}: {error}",
+                remedy="use another build of the kernels (0.1.23 or later on gfx942), or --weights mxfp4",
+            ) from error
+        _proofs[key] = proof
         if device.type != "cpu":
             # Once: what the problem needed shall not lie in pieces between the weights.
             torch.accelerator.empty_cache()
         if proof.right:
-            batches = ", ".join(map(str, TOKENS))
             say(
-                f"canary: {backend.name} is right for batches of {batches} tokens "
+                f"canary: {backend.name} is right for batches of {', '.join(map(str, batches))} tokens "
                 f"(largest relative error {proof.error:.3g})"
             )
     return _proofs[key]

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,8 +10,16 @@ from typing import Any, NoReturn
 
 from kimi_k3.engine.request import INT4_FLAG
 from kimi_k3.errors import OperatorError
-from kimi_k3.profiles.rules import unfit_for_gfx942
+from kimi_k3.profiles.rules import SITUV2, unfit_for_gfx942
 from kimi_k3.words.weights import Weights
+
+SWITCHES = (
+    "VLLM_ROCM_USE_AITER",
+    "VLLM_ROCM_USE_AITER_MOE",
+    "VLLM_ROCM_USE_AITER_MLA",
+    "VLLM_ROCM_USE_AITER_FP8BMM",
+)
+"""Variables that the rules of profiles look at and that are on or off."""
 
 RELOADING = (
     "converted experts cannot be loaded over: the checkpoint's MXFP4 would land in int4 memory",
@@ -56,11 +63,18 @@ def check_gfx942(config: Any, weights: Weights) -> None:
     Raises:
         OperatorError: the first that is broken.
     """
+    from vllm import envs
+    from vllm._aiter_ops import _resolve_situv2_activation
+
     flags = {
         "--logprobs-mode": str(config.model_config.logprobs_mode),
         "--kv-cache-dtype": str(config.cache_config.cache_dtype),
     }
-    for reason in unfit_for_gfx942(flags, os.environ, weights):
+    # As vLLM reads them: "True" is as good as "1", and what is not set has a default of its version.
+    variables = {name: "1" if getattr(envs, name) else "0" for name in SWITCHES}
+    if weights.lossy or SITUV2 in os.environ:
+        variables[SITUV2] = _resolve_situv2_activation()
+    for reason in unfit_for_gfx942(flags, variables, weights):
         what, _, remedy = reason.partition("; ")
         raise OperatorError(what, remedy=remedy or "use one of the profiles (kimi-k3 plan --help)")
 
@@ -76,41 +90,34 @@ def refuse_reloading() -> None:
 
 
 ANNOUNCEMENT = "Requantizing Kimi-K3 MXFP4 experts to groupwise int4"
-"""What vLLM logs, once in a process, when its gate for int4 is open."""
-
-_announced = False
+"""What vLLM logs when its gate for int4 is open."""
 
 
 @contextmanager
 def announced() -> Iterator[None]:
-    """vLLM announces the lossy conversion within this block, or has done so before in this process.
+    """vLLM announces the lossy conversion within this block, whether or not this rank's log shows it.
+
+    ``warning_once`` shows a line on one rank, once, if the level allows it; what counts is that it is called.
 
     Raises:
-        OperatorError: it does not: then it does something else than it says.
+        OperatorError: it is not: then vLLM does something else than it was asked for.
     """
-    global _announced
-    logger = logging.getLogger("vllm.model_executor.layers.quantization.mxfp4")
-    heard = _Ear()
-    logger.addHandler(heard)
+    from vllm.model_executor.layers.quantization import mxfp4
+
+    heard = []
+    upstream = mxfp4.logger.warning_once
+
+    def listen(message: str, *arguments: Any, **named: Any) -> None:
+        heard.append(message)
+        upstream(message, *arguments, **named)
+
+    mxfp4.logger.warning_once = listen
     try:
         yield
     finally:
-        logger.removeHandler(heard)
-    _announced = _announced or heard.heard
-    if not _announced:
+        mxfp4.logger.warning_once = upstream
+    if not any(ANNOUNCEMENT in message for message in heard):
         raise OperatorError(
             f"{INT4_FLAG}: vLLM did not announce the lossy conversion ({ANNOUNCEMENT!r} in its log)",
             remedy="report this with the log; do not serve",
         )
-
-
-class _Ear(logging.Handler):
-    """Hears the announcement, whatever else is done with the log."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.WARNING)
-        self.heard = False
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Listen."""
-        self.heard = self.heard or ANNOUNCEMENT in record.getMessage()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from bisect import bisect_right
 from collections.abc import Generator, Iterator
+from datetime import datetime
 from itertools import accumulate
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from kimi_k3.engine.reporter import rank_reporter
 from kimi_k3.engine.voice import reported, say
 from kimi_k3.errors import OperatorError
 from kimi_k3.journal.models import Loading
+from kimi_k3.journal.writer import now
 from kimi_k3.words.phases import Phase
 
 LOAD_FORMAT = "kimi_k3"
@@ -60,12 +62,13 @@ class ReportingModelLoader(DefaultModelLoader):
             yield from super().get_all_weights(model_config, model)
             return
         tensors = bytes_done = 0
+        began_at = now()
         for name, tensor in super().get_all_weights(model_config, model):
             yield name, tensor
             tensors += 1
             bytes_done += tensor.nbytes
-            rank_reporter().loading(extent.progress(tensors, bytes_done))
-        rank_reporter().loading(extent.progress(tensors, bytes_done), last=True)
+            rank_reporter().loading(extent.progress(tensors, bytes_done, began_at))
+        rank_reporter().loading(extent.progress(tensors, bytes_done, began_at), last=True)
 
     def _extent(self, model_config: ModelConfig) -> _Extent | None:
         """What there is to read; ``None``, and a line, if that cannot be told: no reason not to read it."""
@@ -98,12 +101,13 @@ class _Extent:
             tensors_up_to=tuple(accumulate(map(len, shards))),
         )
 
-    def progress(self, tensors: int, bytes_done: int) -> Loading:
+    def progress(self, tensors: int, bytes_done: int, began_at: datetime) -> Loading:
         return Loading(
             bytes_done=bytes_done,
             bytes_total=self.bytes_total,
             shards_done=bisect_right(self.tensors_up_to, tensors),
             shards_total=len(self.tensors_up_to),
+            began_at=began_at,
         )
 
 

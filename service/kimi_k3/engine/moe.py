@@ -24,7 +24,7 @@ from vllm.model_executor.utils import is_weights_pre_processed
 from vllm.platforms import current_platform
 
 from kimi_k3.contract.facts import Use
-from kimi_k3.engine.choice import choose_backend, prove_backend
+from kimi_k3.engine.choice import UNSUPPORTED, choose_backend, prove_backend, require_support
 from kimi_k3.engine.contract import check_contract
 from kimi_k3.engine.guards import announced, check_gfx942, check_int4, refuse_reloading
 from kimi_k3.engine.reporter import rank_reporter
@@ -49,8 +49,8 @@ class KimiK3Mxfp4Config(Mxfp4Config):
     def _make_moe_method(self, moe: FusedMoEConfig) -> FusedMoEMethodBase:
         with reported():
             weights = requested_weights()
-            _check(weights)
             if moe.activation == MoEActivation.SITU:
+                _check(weights)
                 return KimiK3Int4Method(moe) if weights.lossy else KimiK3Mxfp4Method(moe)
             if weights.lossy:
                 raise OperatorError(
@@ -69,8 +69,8 @@ def _check(weights: Weights) -> None:
     """
     config = get_current_vllm_config()
     device = Use.CPU if current_platform.is_cpu() else Use.GFX942
+    check_contract(device, *((Use.INT4,) if weights.lossy else ()))
     if weights.lossy:
-        check_contract(device, Use.INT4)
         check_int4(config)
     if device is Use.GFX942:
         check_gfx942(config, weights)
@@ -94,6 +94,7 @@ class KimiK3Int4Method(Mxfp4MoEMethod):
         refuse_reloading()
         self.backend = backend
         self.experts_cls = self.backend.experts_class
+        require_support(self.experts_cls, moe, self.mxfp4_backend)
         found = prove_backend(self.backend, moe, EngineEnvironment.read().requantisation)
         self.requantisation = found.requantisation
         rank_reporter().serves_through(self.backend.name, found)
@@ -140,7 +141,10 @@ class KimiK3Int4Method(Mxfp4MoEMethod):
                     remedy="start without --load-format ipc_cache",
                 )
             requantise_layer(layer, self.requantisation, self.backend)
-        self._build_moe_kernel(layer)
+            try:
+                self._build_moe_kernel(layer)
+            except ValueError as error:
+                raise OperatorError(f"{self.backend.name}: {error}", remedy=UNSUPPORTED) from error
 
     def get_fused_moe_quant_config(self, layer: RoutedExperts) -> FusedMoEQuantConfig:
         """The scheme that the experts' class reads its scales from."""

@@ -13,7 +13,7 @@ gates as wide as SiTU's bounds.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -25,6 +25,9 @@ from kimi_k3.words.weights import Int4Layout
 
 TOKENS = (1, 4, 7, 16, 32)
 """Batches: those of the kernel's authors (vllm-project/vllm#51274)."""
+
+PREFILL = 1024
+"""A batch for which kernels have other tiles; only where computing is quick."""
 
 DISTINCT = 4
 """Experts that are made of random numbers; the others have their levels and other scales."""
@@ -180,7 +183,15 @@ class Proof:
         return self.right and self.signed_error is not None and self.signed_error <= TOLERANCE
 
 
-def prove(kernel: Kernel, size: Size, *, situ: Situ, signs: bool, device: torch.device) -> Proof:
+def prove(
+    kernel: Kernel,
+    size: Size,
+    *,
+    situ: Situ,
+    signs: bool,
+    device: torch.device,
+    batches: Sequence[int] = TOKENS,
+) -> Proof:
     """Compare a kernel with float32.
 
     Args:
@@ -189,17 +200,18 @@ def prove(kernel: Kernel, size: Size, *, situ: Situ, signs: bool, device: torch.
         situ: the model's activation.
         signs: whether negative scales are wanted.
         device: where the kernel computes.
+        batches: numbers of tokens.
     """
-    plain = make_problem(size, signed=False, device=device)
-    error, likeness = _compare(kernel, plain, situ)
+    plain = make_problem(size, signed=False, device=device, tokens=max(batches))
+    error, likeness = _compare(kernel, plain, situ, batches)
     if error > TOLERANCE or not signs:
         return Proof(error, None, likeness)
-    signed = make_problem(size, signed=True, device=device)
-    signed_error, likeness = _compare(kernel, signed, situ)
+    signed = make_problem(size, signed=True, device=device, tokens=max(batches))
+    signed_error, likeness = _compare(kernel, signed, situ, batches)
     return Proof(error, signed_error, likeness)
 
 
-def make_problem(size: Size, *, signed: bool, device: torch.device) -> Problem:
+def make_problem(size: Size, *, signed: bool, device: torch.device, tokens: int = max(TOKENS)) -> Problem:
     """The same problem every time, from a generator of its own."""
     random = _Numbers(20_261_130 + signed)
     gate, up = (
@@ -208,13 +220,12 @@ def make_problem(size: Size, *, signed: bool, device: torch.device) -> Problem:
     )
     w13 = Matrix(torch.cat((gate.levels, up.levels), dim=1), torch.cat((gate.scales, up.scales), dim=1))
     w2 = _matrix(size.hidden, size.intermediate, _DOWN_SPREAD, signed=signed, random=random)
-    count = max(TOKENS)
-    ids = torch.stack([random.order(size.used)[: size.top_k] for _ in range(count)])
-    weights = random.uniform(count, size.top_k)
+    ids = torch.stack([random.order(size.used)[: size.top_k] for _ in range(tokens)])
+    weights = random.uniform(tokens, size.top_k)
     return Problem(
         w13=_repeated(w13, size.used, device),
         w2=_repeated(w2, size.used, device),
-        hidden=random.normal(count, size.hidden).to(device, torch.bfloat16),
+        hidden=random.normal(tokens, size.hidden).to(device, torch.bfloat16),
         expert_ids=ids.to(device, torch.int32),
         expert_weights=(weights / weights.sum(dim=-1, keepdim=True)).to(device),
     )
@@ -262,10 +273,12 @@ def _matrix(rows: int, columns: int, spread: float, *, signed: bool, random: _Nu
     return Matrix(levels, scales.to(torch.bfloat16))
 
 
-def _compare(kernel: Kernel, problem: Problem, situ: Situ) -> tuple[float, str | None]:
+def _compare(
+    kernel: Kernel, problem: Problem, situ: Situ, batches: Sequence[int]
+) -> tuple[float, str | None]:
     """The largest error over all batches, and what the first wrong answer looks like."""
     worst, likeness = 0.0, None
-    for count in TOKENS:
+    for count in batches:
         part = problem.tokens(count)
         found = kernel(part)
         error = relative_error(found, part.answer(situ))

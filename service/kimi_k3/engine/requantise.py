@@ -76,6 +76,7 @@ def _requantise(
     if converted is not weight:  # else it stands where it is, and would be copied onto itself
         replace_parameter(layer, f"{projection}_weight", converted)
     replace_parameter(layer, f"{projection}_weight_scale", scales)
+    del e8m0  # the last reference: what is read of the memory below is without them
     rank_reporter().converted(
         ProjectionConversion(
             layer=index,

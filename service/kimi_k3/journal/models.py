@@ -72,12 +72,13 @@ class MemoryReading(Record):
 
 
 class Loading(Record):
-    """How far one rank has read the checkpoint."""
+    """How far one rank has read the checkpoint; ``began_at`` is when it began to read."""
 
     bytes_done: Count
     bytes_total: Count | None
     shards_done: Count
     shards_total: Count | None
+    began_at: AwareDatetime | None = None
 
 
 class ProjectionConversion(Record):

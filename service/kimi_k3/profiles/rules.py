@@ -126,6 +126,8 @@ OF_ONE_START = frozenset(
 SITUV2_PAIR = ("AITER_SITUV2_A8W4", "VLLM_ROCM_USE_AITER_MOE_SITUV2_A8W4")
 """Set alike or not at all: AITER reads the one, older vLLM the other (vllm-project/recipes#859)."""
 
+FP8BMM = "VLLM_ROCM_USE_AITER_FP8BMM"
+
 WITHOUT_OTHER_EXPERTS = "--enable-ep-weight-filter"
 READ_AHEAD = "--safetensors-load-strategy"
 STEP_TOKENS, REQUESTS, LONGEST = "--max-num-batched-tokens", "--max-num-seqs", "--max-model-len"
@@ -283,12 +285,11 @@ def unfit_for_gfx942(flags: Flags, variables: Variables, weights: Weights) -> It
             "VLLM_ROCM_USE_AITER=1 needs --logprobs-mode processed_logprobs on gfx942: vLLM otherwise takes "
             "AITER's sampler, which crashes there (ROCm/aiter#4830)"
         )
-    for name, why in (
-        ("VLLM_ROCM_USE_AITER_FP4BMM", "MXFP4 matrices need gfx950 (vllm-project/vllm#34641)"),
-        ("VLLM_ROCM_USE_AITER_FP8BMM", "its warm-up crashes on gfx942"),
-    ):
-        if variables.get(name, "0") != "0":
-            yield f"{name}={variables[name]}: {why}; remove it"
+    if aiter and variables.get(FP8BMM) != "0":
+        yield (
+            f"VLLM_ROCM_USE_AITER=1 needs {FP8BMM}=0 on gfx942: vLLM 0.32 otherwise requantises MLA's "
+            "projections to FP8 without a word, and its warm-up crashes there"
+        )
     if flags.get("--kv-cache-dtype", "auto") not in ("auto", "bfloat16"):
         yield (
             f"--kv-cache-dtype {flags['--kv-cache-dtype']}: nobody has shown that answers stay right with it "

@@ -126,7 +126,7 @@ def conversion_view(journal: Journal) -> Conversion:
         weights=supervisor.weights,
         lossless=False,
         note=LOSSY_NOTE,
-        requantisation=supervisor.requantisation,
+        requantisation=_requantisation(journal, supervisor),
         progress=ConversionProgress(done=done, expected=expected, fraction=ratio(done, expected)),
         total=Loss(**_sums([one for by_rank in converted.values() for one in by_rank.values()])),
         layers=[_layer(key, by_rank, supervisor.world_size) for key, by_rank in sorted(converted.items())],
@@ -156,6 +156,12 @@ def missing_conversions(journal: Journal) -> list[MissingConversion]:
             if ranks:
                 missing.append(MissingConversion(layer=layer, projection=projection, ranks=ranks))
     return missing
+
+
+def _requantisation(journal: Journal, supervisor: SupervisorRecord) -> Requantisation | None:
+    """What the ranks did, where they agree; what was asked of them before they have reported."""
+    done = {rank.requantisation for rank in journal.ranks if rank.requantisation is not None}
+    return done.pop() if len(done) == 1 else supervisor.requantisation
 
 
 def _missing_ranks(by_rank: dict[int, ProjectionConversion], world_size: int) -> list[int]:

@@ -130,8 +130,14 @@ def remaining_seconds(
     """Seconds left of the present phase at the rate measured in it; ``None`` if that cannot be told."""
     done = phase_fraction(supervisor, ranks)
     step = supervisor.step
-    counted = step is not None and step.phase is supervisor.phase and step.total is not None
-    spent = seconds_between(step.since, now) if step and counted else phase_seconds(supervisor, now)
+    began = [rank.loading.began_at for rank in ranks if rank.loading and rank.loading.began_at]
+    if step is not None and step.phase is supervisor.phase and step.total is not None:
+        spent = seconds_between(step.since, now)
+    elif supervisor.phase is Phase.LOADING and began:
+        # The model is built, and its kernels compiled, before the first byte is read.
+        spent = seconds_between(min(began), now)
+    else:
+        spent = phase_seconds(supervisor, now)
     if done is None or spent is None or spent < LEAST_SECONDS or done < LEAST_FRACTION:
         return None
     return spent * (1.0 - done) / done

@@ -33,7 +33,7 @@ def objection(record: SupervisorRecord, ranks: Sequence[RankSummary]) -> str | N
     foreign = sorted(set(reported) - set(expected))
     if foreign:
         return f"rank {_listed(foreign)} reported, but only {len(expected)} ranks should"
-    refused = [rank.rank for rank in ranks if rank.signs_refused]
+    refused = [rank.rank for rank in ranks if rank.signs_refused and rank.start_id == record.start_id]
     if refused and len(refused) < record.world_size:
         return (
             f"the kernel of rank {_listed(refused)} computes negative scales wrongly and the others' do not: "

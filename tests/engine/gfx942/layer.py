@@ -161,11 +161,10 @@ def _forget() -> None:
     vllm.logger._print_warning_once.cache_clear()
     aiter.fused_moe.CALLS.clear()
     if "kimi_k3.engine.moe" in sys.modules:
-        from kimi_k3.engine import choice, guards
+        from kimi_k3.engine import choice
         from kimi_k3.engine.reporter import rank_reporter
 
         choice._proofs.clear()
-        guards._announced = False
         rank_reporter.cache_clear()
 
 
