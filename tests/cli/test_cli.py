@@ -261,7 +261,7 @@ def test_without_numpy(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.M
 def test_a_reader_that_goes_away(tmp_path: Path) -> None:
     """``kimi-k3 checkpoint show | head -1`` is not an error worth a traceback."""
     run(["checkpoint", "make", str(tmp_path / "tiny")])
-    script = f"{sys.executable} -m kimi_k3.cli checkpoint show {tmp_path / 'tiny'} | true"
+    script = f"{sys.executable} -m kimi_k3 checkpoint show {tmp_path / 'tiny'} | true"
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False)
     assert done.stderr == ""
 
@@ -290,7 +290,7 @@ FULL = "kimi-k3: error: standard output: No space left on device; free some spac
 def test_streams_that_are_closed_or_full(tmp_path: Path, command: str, code: int, error: str | None) -> None:
     """A closed output is nobody's mistake, a full one is an error, and no exit code hangs on stderr."""
     run(["checkpoint", "make", str(tmp_path / "tiny")])
-    script = f"{sys.executable} -m kimi_k3.cli {command}"
+    script = f"{sys.executable} -m kimi_k3 {command}"
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False, cwd=tmp_path)
     assert done.returncode == code
     if error is None:
@@ -303,7 +303,7 @@ def test_streams_that_are_closed_or_full(tmp_path: Path, command: str, code: int
 def test_text_that_the_terminal_cannot_show(tmp_path: Path) -> None:
     """Names in a checkpoint come from anywhere; an ASCII terminal gets them as escapes."""
     environment = {**SURROUNDINGS, "LC_ALL": "C", "PYTHONIOENCODING": "ascii"}
-    command = [sys.executable, "-m", "kimi_k3.cli", "checkpoint"]
+    command = [sys.executable, "-m", "kimi_k3", "checkpoint"]
     for arguments, code in (
         (["make", "gr\u00f6\u00dfe"], 0),
         (["show", "gr\u00f6\u00dfe"], 0),
