@@ -216,7 +216,8 @@ def test_an_interrupt_while_a_command_imports_its_room(tmp_path: Path) -> None:
 def test_an_ignored_interrupt_stays_ignored() -> None:
     """A background job of a script is not what Ctrl-C is for."""
     code = (
-        "import os, signal; signal.signal(signal.SIGINT, signal.SIG_IGN); import kimi_k3.cli as cli;"
+        "import os, signal; signal.signal(signal.SIGINT, signal.SIG_IGN);"
+        "import kimi_k3.cli.application as cli;"
         "cli.run = lambda arguments: os.kill(os.getpid(), signal.SIGINT) or 7;"
         "from kimi_k3.__main__ import main; main()"
     )
@@ -227,7 +228,7 @@ def test_an_ignored_interrupt_stays_ignored() -> None:
 def test_an_interrupt_after_the_imports_ends_the_command() -> None:
     """Whatever it is at may have to be cleaned up, so from there on it is an exception again."""
     code = (
-        "import os, signal, kimi_k3.cli as cli;"
+        "import os, signal, kimi_k3.cli.application as cli;"
         "cli.run = lambda arguments: os.kill(os.getpid(), signal.SIGINT);"
         "from kimi_k3.__main__ import main; import atexit; atexit.register(print, 'cleaned'); main()"
     )
