@@ -87,12 +87,13 @@ def _terminate(number: int, _: Any) -> None:
     raise Terminated(number)
 
 
-def _is_imported_by(module: str, frame: FrameType | None) -> bool:
-    """Whether what runs in ``frame`` does so because ``module`` imports something."""
+def _is_imported_by(package: str, frame: FrameType | None) -> bool:
+    """Whether what runs in ``frame`` does so because a module of ``package`` imports something."""
     caller = ""
     while frame is not None:
         name = frame.f_globals.get("__name__", "")
-        if name == module and caller.partition(".")[0] in ("importlib", "_frozen_importlib"):
+        inside = f"{name}.".startswith(f"{package}.")
+        if inside and caller.partition(".")[0] in ("importlib", "_frozen_importlib"):
             return True
         caller, frame = name, frame.f_back
     return False
@@ -102,7 +103,7 @@ def end_cleanly(commands: str) -> None:
     """Let SIGTERM and SIGHUP raise :class:`Terminated`, and SIGINT ``KeyboardInterrupt``; in the main thread.
 
     Args:
-        commands: the module whose commands import what they need before they begin anything. A SIGINT
+        commands: the package whose commands import what they need before they begin anything. A SIGINT
             meanwhile ends the process at once: libraries swallow exceptions there, or wrap them.
     """
 

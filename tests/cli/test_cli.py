@@ -216,7 +216,8 @@ def test_an_interrupt_while_a_command_imports_its_room(tmp_path: Path) -> None:
 def test_an_ignored_interrupt_stays_ignored() -> None:
     """A background job of a script is not what Ctrl-C is for."""
     code = (
-        "import os, signal; signal.signal(signal.SIGINT, signal.SIG_IGN); import kimi_k3.cli as cli;"
+        "import os, signal; signal.signal(signal.SIGINT, signal.SIG_IGN);"
+        "import kimi_k3.cli.application as cli;"
         "cli.run = lambda arguments: os.kill(os.getpid(), signal.SIGINT) or 7;"
         "from kimi_k3.__main__ import main; main()"
     )
@@ -227,7 +228,7 @@ def test_an_ignored_interrupt_stays_ignored() -> None:
 def test_an_interrupt_after_the_imports_ends_the_command() -> None:
     """Whatever it is at may have to be cleaned up, so from there on it is an exception again."""
     code = (
-        "import os, signal, kimi_k3.cli as cli;"
+        "import os, signal, kimi_k3.cli.application as cli;"
         "cli.run = lambda arguments: os.kill(os.getpid(), signal.SIGINT);"
         "from kimi_k3.__main__ import main; import atexit; atexit.register(print, 'cleaned'); main()"
     )
@@ -261,7 +262,7 @@ def test_without_numpy(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.M
 def test_a_reader_that_goes_away(tmp_path: Path) -> None:
     """``kimi-k3 checkpoint show | head -1`` is not an error worth a traceback."""
     run(["checkpoint", "make", str(tmp_path / "tiny")])
-    script = f"{sys.executable} -m kimi_k3.cli checkpoint show {tmp_path / 'tiny'} | true"
+    script = f"{sys.executable} -m kimi_k3 checkpoint show {tmp_path / 'tiny'} | true"
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False)
     assert done.stderr == ""
 
@@ -290,7 +291,7 @@ FULL = "kimi-k3: error: standard output: No space left on device; free some spac
 def test_streams_that_are_closed_or_full(tmp_path: Path, command: str, code: int, error: str | None) -> None:
     """A closed output is nobody's mistake, a full one is an error, and no exit code hangs on stderr."""
     run(["checkpoint", "make", str(tmp_path / "tiny")])
-    script = f"{sys.executable} -m kimi_k3.cli {command}"
+    script = f"{sys.executable} -m kimi_k3 {command}"
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False, cwd=tmp_path)
     assert done.returncode == code
     if error is None:
@@ -303,7 +304,7 @@ def test_streams_that_are_closed_or_full(tmp_path: Path, command: str, code: int
 def test_text_that_the_terminal_cannot_show(tmp_path: Path) -> None:
     """Names in a checkpoint come from anywhere; an ASCII terminal gets them as escapes."""
     environment = {**SURROUNDINGS, "LC_ALL": "C", "PYTHONIOENCODING": "ascii"}
-    command = [sys.executable, "-m", "kimi_k3.cli", "checkpoint"]
+    command = [sys.executable, "-m", "kimi_k3", "checkpoint"]
     for arguments, code in (
         (["make", "gr\u00f6\u00dfe"], 0),
         (["show", "gr\u00f6\u00dfe"], 0),

@@ -92,7 +92,7 @@ def test_json_for_programs(log: Path, capsys: pytest.CaptureFixture[str]) -> Non
 
 def test_standard_input_is_read_once() -> None:
     """A pipe cannot be read twice, and may hold anything."""
-    command = [sys.executable, "-m", "kimi_k3.cli", "doctor", "--log", "-"]
+    command = [sys.executable, "-m", "kimi_k3", "doctor", "--log", "-"]
     text = b"\xff\0" * 1000 + b"\n" + LLVM.encode()
     done = subprocess.run(command, input=text, capture_output=True, check=False)
     assert done.returncode == 0

@@ -24,7 +24,7 @@ SERVICE = Path(__file__).parents[2] / "service"
 
 def command(double: Double, checkpoint: Path, *arguments: str) -> tuple[list[str], dict[str, str]]:
     """Argv and environment."""
-    argv = [sys.executable, "-m", "kimi_k3.cli", "kernels", *arguments, str(checkpoint), "--profile", "tp8"]
+    argv = [sys.executable, "-m", "kimi_k3", "kernels", *arguments, str(checkpoint), "--profile", "tp8"]
     argv += ["--arch", "gfx942", "--cache-dir", str(checkpoint.parent / "cache")]
     path = os.pathsep.join((str(SERVICE), str(double.site)))
     return argv, {**SURROUNDINGS, "PYTHONPATH": path, "AITER_FLYDSL_AOT_WORKERS": "2"}
@@ -118,7 +118,7 @@ def test_on_a_terminal(double: Double, checkpoint: Path) -> None:
 def test_without_aiter(checkpoint: Path) -> None:
     """Not possible here: code 2 and one line, of both commands."""
     for which in ("build", "check"):
-        argv = [sys.executable, "-m", "kimi_k3.cli", "kernels", which, str(checkpoint)]
+        argv = [sys.executable, "-m", "kimi_k3", "kernels", which, str(checkpoint)]
         found = subprocess.run(
             argv, env={**SURROUNDINGS, "PYTHONPATH": str(SERVICE)}, capture_output=True, text=True
         )

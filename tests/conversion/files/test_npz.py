@@ -305,7 +305,7 @@ def test_an_output_that_cannot_be_finished(tmp_path: Path) -> None:
     before = out.read_bytes()
     # In a process of its own, since the limit would hold for the test run's own output, too.
     done = subprocess.run(
-        [sys.executable, "-m", "kimi_k3.cli", "convert-file", source, out, *PLAIN_MSE],
+        [sys.executable, "-m", "kimi_k3", "convert-file", source, out, *PLAIN_MSE],
         preexec_fn=_only_small_files,
         capture_output=True,
         text=True,

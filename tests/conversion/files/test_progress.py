@@ -65,7 +65,7 @@ def test_a_shard_that_was_replaced_is_measured_again(tiny: Path, tmp_path: Path)
     for shard in copy.glob("*-00001-of-*.safetensors"):
         os.utime(shard, ns=(1, 1))
     done = subprocess.run(
-        [sys.executable, "-m", "kimi_k3.cli", "convert-report", copy, "--json", tmp_path / "r.json"],
+        [sys.executable, "-m", "kimi_k3", "convert-report", copy, "--json", tmp_path / "r.json"],
         capture_output=True,
         text=True,
         check=True,
@@ -80,7 +80,7 @@ def test_a_reader_that_goes_away(tiny: Path, tmp_path: Path) -> None:
     read, write = os.pipe()
     os.close(read)
     done = subprocess.run(
-        [sys.executable, "-m", "kimi_k3.cli", "convert-report", tiny, "--json", tmp_path / "r.json"],
+        [sys.executable, "-m", "kimi_k3", "convert-report", tiny, "--json", tmp_path / "r.json"],
         stdout=write,
         stderr=subprocess.PIPE,
         check=False,
@@ -253,7 +253,7 @@ def test_a_disk_that_is_full(
 
 def test_a_report_that_cannot_be_printed_is_not_lost(tiny: Path, tmp_path: Path) -> None:
     """A full standard output comes last, so the next run has only to print."""
-    command = [sys.executable, "-m", "kimi_k3.cli", "convert-report", str(tiny)]
+    command = [sys.executable, "-m", "kimi_k3", "convert-report", str(tiny)]
     with Path("/dev/full").open("w") as full:
         assert subprocess.run(command, stdout=full, stderr=subprocess.DEVNULL, check=False).returncode == 1
     done = subprocess.run(command, capture_output=True, text=True, check=True)

@@ -33,7 +33,7 @@ def ask(tiny: Path, *arguments: str, version: str | None = None, **environment: 
     """The answer by the names of back ends; without a version the installed vLLM answers."""
     path = [SERVICE] if version is None else [HERE / "double", vllm_source(version).parent, SERVICE]
     done = subprocess.run(
-        [sys.executable, "-m", "kimi_k3.cli", "backends", str(tiny), "--json", *arguments],
+        [sys.executable, "-m", "kimi_k3", "backends", str(tiny), "--json", *arguments],
         env=SURROUNDINGS | {"PYTHONPATH": os.pathsep.join(map(str, path))} | environment,
         capture_output=True,
         text=True,
