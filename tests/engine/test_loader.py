@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import shutil
+from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -35,15 +36,18 @@ def _sizes(directory: Path) -> dict[str, dict[str, int]]:
     return sizes
 
 
+BEGAN = datetime(2026, 12, 1, tzinfo=UTC)
+
+
 def test_total_is_all_tensors_of_all_shards(tiny: Path) -> None:
     """A total that is too small would show 100 % long before the end."""
     sizes = _sizes(tiny)
     extent = _Extent.of(_shards(tiny), None)
     assert extent.bytes_total == sum(sum(shard.values()) for shard in sizes.values())
     counts = [len(shard) for shard in sizes.values()]
-    assert extent.progress(counts[0] - 1, 1).shards_done == 0
-    assert extent.progress(counts[0], 1).shards_done == 1
-    assert extent.progress(sum(counts), 1).shards_done == len(counts) == 3
+    assert extent.progress(counts[0] - 1, 1, BEGAN).shards_done == 0
+    assert extent.progress(counts[0], 1, BEGAN).shards_done == 1
+    assert extent.progress(sum(counts), 1, BEGAN).shards_done == len(counts) == 3
 
 
 def _loader() -> ReportingModelLoader:

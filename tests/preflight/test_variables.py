@@ -53,7 +53,6 @@ def test_a_service_called_vllm() -> None:
     ("name", "value", "part"),
     [
         ("VLLM_ROCM_USE_AITER_MOE", "0", "otherwise int4 is ignored"),
-        ("VLLM_ROCM_USE_AITER_FP8BMM", "1", "crashes on gfx942"),
         ("VLLM_ROCM_USE_AITER_FP4BMM", "1", "need gfx950"),
     ],
 )

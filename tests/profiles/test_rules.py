@@ -115,7 +115,7 @@ def test_a_refused_variable(name: str) -> None:
         ("ep8", without("environment", "VLLM_ROCM_USE_AITER_MLA"), "vllm-project/vllm#51964"),
         ("ep8", without("flags", "--logprobs-mode"), "ROCm/aiter#4830"),
         ("ep8", variable("VLLM_ROCM_USE_AITER_FP4BMM"), "gfx950"),
-        ("ep8", variable("VLLM_ROCM_USE_AITER_FP8BMM"), "crashes on gfx942"),
+        ("ep8", variable("VLLM_ROCM_USE_AITER_FP8BMM"), "needs VLLM_ROCM_USE_AITER_FP8BMM=0"),
         ("ep8", both(key("left_open", {}), flag("--kv-cache-dtype", "fp8")), "--kv-cache-dtype fp8"),
         ("ep8", flag("--enable-eplb"), "--enable-ep-weight-filter with --enable-eplb"),
         ("tp8", flag("--enable-eplb"), "--enable-eplb needs expert_parallel"),

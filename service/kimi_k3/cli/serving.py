@@ -67,6 +67,13 @@ def serve(
         float | None,
         typer.Option(metavar="<seconds>", help="Wait so long for GPU memory that others free. Default: 60."),
     ] = None,
+    probe_compile: Annotated[
+        bool,
+        typer.Option(
+            "--probe-compile/--no-probe-compile",
+            help="On gfx942 with int4, compile AITER's kernels apart from vLLM first, once for each build.",
+        ),
+    ] = True,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be started.")] = False,
 ) -> int:
     """Check the checkpoint and the machine, start vLLM and follow it until it ends."""
@@ -101,6 +108,7 @@ def serve(
         state_dir=None if state_dir is None else given_path("--state-dir", state_dir, absolute=True),
         api_key_file=None if api_key_file is None else given_path("--api-key-file", api_key_file),
         wait_vram=wait_vram,
+        probe_compile=probe_compile,
         dry_run=dry_run,
     )
 

@@ -11,7 +11,10 @@ from vllm.model_executor.layers.fused_moe import FusedMoEConfig
 from vllm.model_executor.layers.fused_moe.oracle.mxfp4 import Mxfp4MoeBackend, _validate_mxfp4_experts_config
 from vllm.platforms import current_platform
 
+from kimi_k3.conversion.candidates import rule_of
+from kimi_k3.conversion.experts import convert_experts_
 from kimi_k3.engine.backend import Int4Backend, kernel
+from kimi_k3.engine.conversion_proof import difference
 from kimi_k3.engine.proof import PREFILL, TOKENS, TOLERANCE, Proof, Situ, Size, prove
 from kimi_k3.engine.voice import say
 from kimi_k3.errors import OperatorError
@@ -90,6 +93,7 @@ def prove_backend(backend: Int4Backend, moe: FusedMoEConfig, requantisation: Req
             remedy="do not serve with this build of the kernels; use another (0.1.23 or later on gfx942), or "
             "--weights mxfp4",
         )
+    _require_conversion(backend, moe, requantisation)
     if requantisation.negative_scale and not proof.right_with_signs:
         say(
             f"warning: canary: {backend.name} answers wrongly for negative scales (relative error "
@@ -98,6 +102,30 @@ def prove_backend(backend: Int4Backend, moe: FusedMoEConfig, requantisation: Req
         )
         requantisation = requantisation.model_copy(update={"negative_scale": False})
     return Proved(requantisation, proof)
+
+
+_converts: set[tuple[str, Requantisation]] = set()
+
+
+def _require_conversion(backend: Int4Backend, moe: FusedMoEConfig, requantisation: Requantisation) -> None:
+    """On a GPU the conversion does what its reference does; once per process.
+
+    Raises:
+        OperatorError: it does not.
+    """
+    device = torch.device(moe.device)
+    key = backend.name, requantisation
+    if device.type == "cpu" or key in _converts:
+        return
+    widths = moe.hidden_dim, moe.intermediate_size_per_partition
+    wrong = difference(convert_experts_, rule_of(requantisation), backend.layout, widths, device)
+    if wrong is not None:
+        raise OperatorError(
+            f"conversion: on {device} it is not bit-identical to its reference: {wrong}",
+            remedy="report this with the GPU, ROCm and Triton versions; --weights mxfp4 needs no conversion",
+        )
+    say("conversion: bit-identical to its reference on this device")
+    _converts.add(key)
 
 
 def _looks_like(proof: Proof) -> str:

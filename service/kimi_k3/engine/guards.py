@@ -27,6 +27,9 @@ RELOADING = (
 )
 
 
+_COPIED = "weights that are moved between devices are copied, which torch cannot do with int4"
+
+
 def check_int4(config: Any) -> None:
     """Nothing in vLLM's configuration moves or reloads experts that are int4.
 
@@ -47,6 +50,8 @@ def check_int4(config: Any) -> None:
             config.model_config.enable_sleep_mode,
             "after level 2 weights are loaded again, and nobody tried level 1 with these",
         ),
+        ("--cpu-offload-gb", config.offload_config.uva.cpu_offload_gb > 0, _COPIED),
+        ("--offload-group-size", config.offload_config.prefetch.offload_group_size > 0, _COPIED),
         (
             "--weight-transfer-config",
             getattr(config, "weight_transfer_config", None) is not None,

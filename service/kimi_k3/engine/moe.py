@@ -14,7 +14,6 @@ from vllm.config import get_current_vllm_config
 from vllm.model_executor.layers.fused_moe import (
     FusedMoEConfig,
     FusedMoEMethodBase,
-    FusedMoEParallelConfig,
     FusedMoEQuantConfig,
     RoutedExperts,
 )
@@ -95,6 +94,7 @@ class KimiK3Int4Method(Mxfp4MoEMethod):
         self.backend = backend
         self.experts_cls = self.backend.experts_class
         require_support(self.experts_cls, moe, self.mxfp4_backend)
+        self._require_no_round_up(moe)
         found = prove_backend(self.backend, moe, EngineEnvironment.read().requantisation)
         self.requantisation = found.requantisation
         rank_reporter().serves_through(self.backend.name, found)
@@ -104,33 +104,20 @@ class KimiK3Int4Method(Mxfp4MoEMethod):
         """No: AITER's scales are one run of numbers, which cannot be moved expert by expert."""
         return False
 
-    def maybe_roundup_sizes(
-        self,
-        hidden_size: int,
-        intermediate_size_per_partition: int,
-        act_dtype: torch.dtype,
-        moe_parallel_config: FusedMoEParallelConfig,
-    ) -> tuple[int, int]:
-        """What upstream answers, if it rounds nothing up: 384 to 512 would cost 56 GiB of each GPU.
+    def _require_no_round_up(self, moe: FusedMoEConfig) -> None:
+        """384 to 512 would cost 56 GiB of each GPU.
 
         Raises:
-            OperatorError: it does.
+            OperatorError: vLLM would round a size up.
         """
-        wanted = hidden_size, intermediate_size_per_partition
-        found: tuple[int, int] = super().maybe_roundup_sizes(
-            hidden_size=hidden_size,
-            intermediate_size_per_partition=intermediate_size_per_partition,
-            act_dtype=act_dtype,
-            moe_parallel_config=moe_parallel_config,
-        )
+        wanted = moe.hidden_dim, moe.intermediate_size_per_partition
+        found = self.maybe_roundup_sizes(*wanted, moe.in_dtype, moe.moe_parallel_config)
         if found != wanted:
-            with reported():
-                raise OperatorError(
-                    f"{self.backend.name}: vLLM rounds the experts' hidden and intermediate sizes up "
-                    f"from {wanted} to {found}, which nobody tried",
-                    remedy="use a tensor-parallel size that leaves multiples of 128, or expert parallelism",
-                )
-        return found
+            raise OperatorError(
+                f"{self.backend.name}: vLLM rounds the experts' hidden and intermediate sizes up from "
+                f"{wanted} to {found}, which nobody tried",
+                remedy="use a tensor-parallel size that leaves multiples of 128, or expert parallelism",
+            )
 
     def process_weights_after_loading(self, layer: RoutedExperts) -> None:
         """Convert the layer's projections in place, then build its kernel."""

@@ -285,6 +285,11 @@ def unfit_for_gfx942(flags: Flags, variables: Variables, weights: Weights) -> It
             "VLLM_ROCM_USE_AITER=1 needs --logprobs-mode processed_logprobs on gfx942: vLLM otherwise takes "
             "AITER's sampler, which crashes there (ROCm/aiter#4830)"
         )
+    if (given := variables.get("VLLM_ROCM_USE_AITER_FP4BMM", "0")) != "0":
+        yield (
+            f"VLLM_ROCM_USE_AITER_FP4BMM={given}: MXFP4 matrices need gfx950 (vllm-project/vllm#34641); "
+            "remove it"
+        )
     if aiter and variables.get(FP8BMM) != "0":
         yield (
             f"VLLM_ROCM_USE_AITER=1 needs {FP8BMM}=0 on gfx942: vLLM 0.32 otherwise requantises MLA's "

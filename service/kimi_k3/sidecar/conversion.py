@@ -7,7 +7,7 @@ from datetime import datetime
 
 from pydantic import Field
 
-from kimi_k3.journal.models import ProjectionConversion, RankRecord, relative_mse
+from kimi_k3.journal.models import ProjectionConversion, RankRecord, SupervisorRecord, relative_mse
 from kimi_k3.journal.reader import Journal
 from kimi_k3.sidecar.arithmetic import finite, ratio, seconds_between
 from kimi_k3.sidecar.view import View

@@ -31,6 +31,7 @@ _PROFILING = "profiling memory"
 
 LOG_SIGNS: Final = (
     Sign("Starting to load model", Phase.LOADING, "building the model"),  # v1/worker/gpu_model_runner.py
+    Sign("kimi-k3: canary: asking", Phase.LOADING, "proving the experts' kernels"),  # engine/choice.py
     Sign(
         "Loading safetensors checkpoint shards", Phase.LOADING, "reading shards"
     ),  # model_loader/weight_utils.py

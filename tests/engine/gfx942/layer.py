@@ -12,6 +12,7 @@ import dataclasses
 import json
 import os
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,7 @@ def run(case: dict[str, Any]) -> dict[str, Any]:
     }
     if case.get("int4", True):
         arguments["quantization_config"] = {"moe": {"weight": "int4_per_group_32"}}
+    _bend(case)
     config = EngineArgs(**(arguments | case.get("arguments", {}))).create_engine_config()
     for path, value in case.get("configuration", {}).items():
         part, _, name = path.partition(".")
@@ -65,22 +67,24 @@ def run(case: dict[str, Any]) -> dict[str, Any]:
 def serve(config: Any, case: dict[str, Any]) -> dict[str, Any]:
     """Build the layer, load it, let it be processed, compute."""
     from vllm.model_executor.layers.fused_moe.layer import FusedMoEFactory
+    from vllm.model_executor.utils import weights_already_processed
 
     tensors = np.load(case["weights"])
     experts, intermediate, hidden = tensors["w1"].shape[0], tensors["w1"].shape[1], tensors["w1"].shape[2] * 2
-    runner = FusedMoEFactory(
-        num_experts=experts,
-        top_k=2,
-        hidden_size=hidden,
-        intermediate_size=intermediate,
-        activation="situ",
-        activation_situ_beta=4.0,
-        activation_situ_linear_beta=case.get("linear_beta", 25.0),
-        quant_config=config.quant_config,
-        prefix="model.layers.1.block_sparse_moe.experts",
-        scoring_func="sigmoid",
-        ckpt_names=("w1", "w2", "w3"),
-    )
+    for number in range(case.get("layers", 1)):
+        runner = FusedMoEFactory(
+            num_experts=experts,
+            top_k=2,
+            hidden_size=hidden,
+            intermediate_size=intermediate,
+            activation=case.get("activation", "situ"),
+            activation_situ_beta=4.0,
+            activation_situ_linear_beta=case.get("linear_beta", 25.0),
+            quant_config=config.quant_config,
+            prefix=f"model.layers.{number + 1}.block_sparse_moe.experts",
+            scoring_func="sigmoid",
+            ckpt_names=("w1", "w2", "w3"),
+        )
     layer = runner.routed_experts
     for shard in ("w1", "w2", "w3"):
         name = "w2" if shard == "w2" else "w13"
@@ -90,15 +94,28 @@ def serve(config: Any, case: dict[str, Any]) -> dict[str, Any]:
                 loaded = torch.from_numpy(tensors[part][expert])
                 layer.weight_loader(parameter, loaded, f"experts.{name}_{suffix}", shard, expert)
     before = layer.w13_weight.data_ptr(), layer.w2_weight.data_ptr()
-    for _ in range(case.get("times", 1)):
-        layer.quant_method.process_weights_after_loading(layer)
+    with weights_already_processed() if case.get("processed") else nullcontext():
+        for _ in range(case.get("times", 1)):
+            layer.quant_method.process_weights_after_loading(layer)
+    if case.get("reload"):
+        from vllm.v1.worker.gpu_worker import Worker
+
+        Worker.reload_weights(object())
     kernel = layer.quant_method.moe_kernel
     told = {
         "method": type(layer.quant_method).__name__,
         "vllm_backend": layer.quant_method.mxfp4_backend.value,
         "experts": type(kernel.fused_experts).__name__,
+        "eplb": layer.quant_method.supports_eplb,
         "in_place": before == (layer.w13_weight.data_ptr(), layer.w2_weight.data_ptr()),
     }
+    if "kimi_k3.engine.moe" in sys.modules:
+        from kimi_k3.engine.reporter import rank_reporter
+
+        record = rank_reporter().record
+        told["backend"] = record.backend
+        told["signs"] = None if record.proof is None else record.proof.signs_right
+        told["did"] = None if record.requantisation is None else str(record.requantisation)
     if not case.get("int4", True):
         return told
     output, tokens = compute(layer, experts, hidden)
@@ -123,15 +140,24 @@ def serve(config: Any, case: dict[str, Any]) -> dict[str, Any]:
 
 def prove_half(layer: Any) -> float:
     """The canary of a rank that has half of the experts, and AITER's mask of them."""
-    from kimi_k3.engine.backend import kernel
-    from kimi_k3.engine.proof import Situ, Size, prove
+    from vllm.model_executor.layers.fused_moe.expert_map_manager import determine_expert_map
+
+    from kimi_k3.engine.backend import _expert_map, kernel
+    from kimi_k3.engine.proof import TOKENS, Situ, Size, prove
 
     moe = dataclasses.replace(layer.moe_config, num_local_experts=layer.moe_config.num_experts // 2)
+    _, numbers, mask = determine_expert_map(2, 0, moe.num_experts, return_expert_mask=True)
+    cpu = torch.device("cpu")
+    for consumes_mask, theirs in ((True, mask), (False, numbers)):
+        ours = _expert_map(moe, consumes_mask=consumes_mask, device=cpu)
+        assert ours is not None
+        assert torch.equal(ours, theirs)
     size = Size(
         moe.hidden_dim, moe.intermediate_size_per_partition, moe.num_local_experts, moe.experts_per_token
     )
     computed = kernel(layer.quant_method.backend, moe)
-    return prove(computed, size, situ=Situ(4.0, 25.0), signs=True, device=torch.device("cpu")).error
+    batches = (*TOKENS, 128)
+    return prove(computed, size, situ=Situ(4.0, 25.0), signs=True, device=cpu, batches=batches).error
 
 
 def compute(layer: Any, experts: int, hidden: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -140,6 +166,21 @@ def compute(layer: Any, experts: int, hidden: int) -> tuple[torch.Tensor, torch.
     ids = torch.tensor([[(token + slot) % experts for slot in range(2)] for token in range(5)])
     weights = torch.full((5, 2), 0.5)
     return layer.quant_method.apply(layer, tokens, weights, ids.to(torch.int32), None, None), tokens
+
+
+def _bend(case: dict[str, Any]) -> None:
+    """What only happens on other ranks, or in a vLLM that does not do what it says."""
+    from vllm.distributed import parallel_state
+    from vllm.model_executor.layers.quantization import mxfp4
+
+    global _UPSTREAM_GATE
+    _UPSTREAM_GATE = _UPSTREAM_GATE or mxfp4._use_k3_situ_int4_gfx942
+    mxfp4._use_k3_situ_int4_gfx942 = (lambda moe: False) if case.get("deaf") else _UPSTREAM_GATE
+    if parallel_state._WORLD is not None:
+        parallel_state._WORLD.local_rank = case.get("local_rank", 0)
+
+
+_UPSTREAM_GATE: Any = None
 
 
 def _one_rank() -> None:

@@ -25,6 +25,7 @@ GOLDEN = HERE.parents[1] / "reference" / "data"
 ENVIRONMENT = {
     "KIMI_K3_ACCEPT_LOSSY": "1",
     "VLLM_ROCM_USE_AITER": "1",
+    "VLLM_ROCM_USE_AITER_FP8BMM": "0",
     "VLLM_ROCM_USE_AITER_MLA": "0",
     "VLLM_ROCM_USE_AITER_MOE_SITUV2": "a16w4",
 }
@@ -96,14 +97,14 @@ def golden_weights() -> tuple[dict[str, Array], dict[str, Array]]:
 
 
 @cache
-def random_weights() -> dict[str, Array]:
+def random_weights(intermediate: int = INTERMEDIATE) -> dict[str, Array]:
     """Every code, exponents as of trained weights."""
     random = np.random.default_rng(5)
     found = {}
     for name, rows, columns in (
-        ("w1", INTERMEDIATE, HIDDEN),
-        ("w3", INTERMEDIATE, HIDDEN),
-        ("w2", HIDDEN, INTERMEDIATE),
+        ("w1", intermediate, HIDDEN),
+        ("w3", intermediate, HIDDEN),
+        ("w2", HIDDEN, intermediate),
     ):
         found[name] = random.integers(0, 256, (4, rows, columns // 2), dtype=np.uint8)
         found[f"{name}_scale"] = random.integers(118, 124, (4, rows, columns // 32), dtype=np.uint8)
@@ -114,7 +115,11 @@ def random_weights() -> dict[str, Array]:
 def weights(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     directory = tmp_path_factory.mktemp("weights")
     files = {}
-    for name, arrays in (("golden", golden_weights()[0]), ("random", random_weights())):
+    for name, arrays in (
+        ("golden", golden_weights()[0]),
+        ("random", random_weights()),
+        ("odd", random_weights(192)),
+    ):
         files[name] = str(directory / f"{name}.npz")
         np.savez(files[name], allow_pickle=False, **arrays)
     return files
@@ -133,6 +138,21 @@ def ours(
         "amax": {"weights": weights["golden"], "environment": AMAX},
         "mse": {},
         "half": {"half": True},
+        "another rank": {"local_rank": 3},
+        "two layers": {"layers": 2},
+        "deaf": {"deaf": True},
+        "rounded": {"weights": weights["odd"]},
+        "processed": {"processed": True},
+        "reload": {"reload": True},
+        "transfer": {"configuration": {"weight_transfer_config": {"backend": "nccl"}}},
+        "offload": {"arguments": {"cpu_offload_gb": 1.0}},
+        "fp8 cache": {"arguments": {"kv_cache_dtype": "fp8"}},
+        "fp8 projections": {"environment": {"VLLM_ROCM_USE_AITER_FP8BMM": "1"}},
+        "spelt": {
+            "environment": {"VLLM_ROCM_USE_AITER": "True"},
+            "arguments": {"logprobs_mode": "raw_logprobs"},
+        },
+        "silu model": {"activation": "silu"},
         "twice": {"times": 2},
         "lossless": {"int4": False},
         "no consent": {"environment": {"KIMI_K3_ACCEPT_LOSSY": "0"}},
@@ -206,6 +226,10 @@ def test_what_the_kernel_is_handed(ours: dict[str, dict[str, Any]]) -> None:
         "method": "KimiK3Int4Method",
         "vllm_backend": "AITER_MXFP4_BF16",
         "experts": "AiterInt4Experts",
+        "eplb": False,
+        "backend": "AITER_INT4_BF16",
+        "signs": True,
+        "did": "scale rule mse",
         "in_place": True,
         "calls": 11,
         "shapes": {"w1": [4, 256, 128], "w2": [4, 256, 64], "w1_scale": [8192], "w2_scale": [4096]},
@@ -221,6 +245,16 @@ def test_the_canary_says_so(ours: dict[str, dict[str, Any]]) -> None:
         "kimi-k3: canary: AITER_INT4_BF16 is right for batches of 1, 4, 7, 16, 32 tokens"
         in (ours["mse"]["said"])
     )
+
+
+def test_every_rank_of_a_node(ours: dict[str, dict[str, Any]]) -> None:
+    """vLLM's log shows the announcement on one rank of a node; the others convert as well."""
+    assert ours["another rank"].get("experts") == "AiterInt4Experts", ours["another rank"]
+
+
+def test_the_kernel_is_proved_once(ours: dict[str, dict[str, Any]]) -> None:
+    """Not for each of 92 layers."""
+    assert ours["two layers"]["calls"] == ours["mse"]["calls"]
 
 
 def test_the_canary_of_expert_parallelism(ours: dict[str, dict[str, Any]]) -> None:
@@ -248,6 +282,7 @@ def test_a_kernel_that_ignores_signs_gets_none(ours: dict[str, dict[str, Any]]) 
     """The fifth: the conversion goes on without negative scales, and says so."""
     assert ours["signs"]["experts"] == "AiterInt4Experts"
     assert "answers wrongly for negative scales" in ours["signs"]["said"]
+    assert (ours["signs"]["signs"], ours["signs"]["did"]) == (False, "scale rule mse, no negative scales")
     assert (handed(ours, "mse")["w1_scale"].view(np.uint16) >> 15).any()
     assert not (handed(ours, "signs")["w1_scale"].view(np.uint16) >> 15).any()
 
@@ -265,6 +300,16 @@ def test_a_kernel_that_ignores_signs_gets_none(ours: dict[str, dict[str, Any]]) 
         ("eplb", "--enable-eplb with --quantization-config.moe.weight int4_per_group_32"),
         ("sleep", "--enable-sleep-mode with --quantization-config.moe.weight int4_per_group_32"),
         ("no linear beta", "the checkpoint names no linear beta for SiTU"),
+        ("deaf", "vLLM did not announce the lossy conversion"),
+        ("rounded", "rounds the experts' hidden and intermediate sizes up from (256, 192) to (256, 256)"),
+        ("processed", "weights from a cache of processed weights would be converted again"),
+        ("reload", "reload_weights: converted experts cannot be loaded over"),
+        ("transfer", "--weight-transfer-config with"),
+        ("offload", "--cpu-offload-gb with"),
+        ("fp8 cache", "--kv-cache-dtype fp8"),
+        ("fp8 projections", "needs VLLM_ROCM_USE_AITER_FP8BMM=0 on gfx942"),
+        ("spelt", "needs --logprobs-mode processed_logprobs on gfx942"),
+        ("silu model", "int4 kernels have only situ, these experts use silu"),
     ],
 )
 def test_what_cannot_be_served_is_refused_by_name(
@@ -285,7 +330,7 @@ def test_an_aiter_without_the_activation(weights: dict[str, str], tmp_path: Path
 def test_lossless_weights_are_vllms_own_choice(ours: dict[str, dict[str, Any]]) -> None:
     """On gfx942 that is its emulation; the plugin only reports."""
     assert ours["lossless"]["method"] == "KimiK3Mxfp4Method"
-    assert ours["lossless"]["vllm_backend"] == "EMULATION"
+    assert ours["lossless"]["vllm_backend"] == ours["lossless"]["backend"] == "EMULATION"
 
 
 def test_the_double_is_faithful(stock: tuple[str, dict[str, Any], Path]) -> None:
