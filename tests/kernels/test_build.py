@@ -333,7 +333,7 @@ def test_a_directory_that_cannot_be_written(
     assert "--cache-dir" in str(caught.value)
 
 
-def test_the_environment_of_a_run() -> None:
+def test_the_environment_of_a_run(tmp_path: Path) -> None:
     """What decides what is compiled, and where, is said by this program alone; and no secret is handed on."""
     found = environment_of_entry(
         {
@@ -347,6 +347,7 @@ def test_the_environment_of_a_run() -> None:
             "FLYDSL_COMPILE_OPT_LEVEL": "3",
             "COMPILE_ONLY": "0",
         },
+        install(tmp_path, Generation.THIRD).aiter,
         cache=Path("/cache"),
         table=Path("/table.csv"),
         gpu=GPUS["mi300x"],

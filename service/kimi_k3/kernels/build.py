@@ -63,6 +63,7 @@ def build(
                 ["--csv", str(table)],
                 environment_of_entry(
                     environment,
+                    wanted.aiter,
                     cache=directory,
                     table=table,
                     gpu=wanted.gpu,

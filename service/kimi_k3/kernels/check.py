@@ -96,6 +96,7 @@ def _look(
         write_table(table, wanted.rows)
         variables = environment_of_entry(
             environment,
+            wanted.aiter,
             cache=wanted.directory,
             table=table,
             gpu=wanted.gpu,

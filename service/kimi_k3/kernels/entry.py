@@ -16,12 +16,13 @@ from pathlib import Path
 
 from kimi_k3.errors import ExitCode, OperatorError
 from kimi_k3.host import read_cgroup_memory, read_host_memory
-from kimi_k3.kernels.installed import ENTRY_MODULE
+from kimi_k3.kernels.installed import ENTRY_MODULE, Aiter
 from kimi_k3.terminal import Terminated
 from kimi_k3.words.environment import PREFIX
 from kimi_k3.words.gpus import Gpu
 
 CACHE = "FLYDSL_RUNTIME_CACHE_DIR"
+LIGHT_IMPORT = "AITER_AOT_IMPORT"
 TABLE = "AITER_CONFIG_FMOE"
 RUN_ONLY = "FLYDSL_RUNTIME_RUN_ONLY"
 WORKERS = "AITER_FLYDSL_AOT_WORKERS"
@@ -58,6 +59,7 @@ _LONGEST_LINE = 64 << 10
 
 def environment_of_entry(
     inherited: Mapping[str, str],
+    aiter: Aiter,
     *,
     cache: Path,
     table: Path,
@@ -69,6 +71,7 @@ def environment_of_entry(
 
     Args:
         inherited: this process's.
+        aiter: whose entry it is.
         cache: FlyDSL's directory.
         table: what is compiled. It is also the runtime's table: without one, merely importing the entry makes
             AITER merge all that it ships, and one of those may be ragged.
@@ -93,6 +96,7 @@ def environment_of_entry(
         CACHE: str(cache),
         TABLE: str(table),
         WORKERS: str(workers),
+        **({LIGHT_IMPORT: "1"} if aiter.imports_lightly else {}),
         # The directory of the run is no place to import from.
         "PYTHONSAFEPATH": "1",
     }

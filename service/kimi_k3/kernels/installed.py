@@ -33,6 +33,7 @@ _RUN_ONLY = "utils/env.py"
 
 _ONE_LESS = re.compile(r"\btopk\s*(?:-=|=\s*topk\s*-)\s*(?:int\(\s*)?is_ep\b")
 _DIGITS = 12
+_FROM_AITER = re.compile(r"^\s*from aiter import ", re.MULTILINE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +74,14 @@ class Aiter:
     def replays(self) -> bool:
         """Whether the entry runs whole rows as the runtime does, and can check a cache by itself."""
         return '"--check"' in _text(self.package / _ENTRY)
+
+    @property
+    def imports_lightly(self) -> bool:
+        """Whether the entry needs nothing of ``aiter`` itself, and so works without ROCm's compiler (hipcc).
+
+        Newer ones import names from it, which ``AITER_AOT_IMPORT=1`` leaves out.
+        """
+        return _FROM_AITER.search(_text(self.package / _ENTRY)) is None
 
     @property
     def looks_up_one_less(self) -> bool:

@@ -33,7 +33,7 @@ SHAPE = MoeShape(model_dim=3584, inter_dim=3072, experts=112, topk=16, masked=Tr
 """Of a rank with expert parallelism over eight GPUs. Without a tuned table it gets AITER's fallback, whose
 second stage adds with the instruction that made trouble."""
 
-AGAIN = "look at its whole output: kimi-k3 kernels build CHECKPOINT --profile ep8"
+AGAIN = "look at its whole output: kimi-k3 kernels build --profile ep8"
 
 
 def check_compile(
@@ -72,7 +72,7 @@ def _compile(
         cache = directory / "cache" if cache is None else cache
         one = row if aiter.replays else _only(row, stage)
         transcript = Transcript()
-        code = _run(machine, one, directory, cache, transcript, timeout)
+        code = _run(machine, aiter, one, directory, cache, transcript, timeout)
         compiled = [_compiled(cache, each) for each in STAGES]
         anything = bool(list(cache.glob("*/*.pkl")))
     failures = transcript.failures(code, rows=1, kernels=len(one.kernels))
@@ -119,13 +119,19 @@ def _only(row: Row, stage: int) -> Row:
 
 
 def _run(
-    machine: Machine, row: Row, directory: Path, cache: Path, transcript: Transcript, timeout: float
+    machine: Machine,
+    aiter: Aiter,
+    row: Row,
+    directory: Path,
+    cache: Path,
+    transcript: Transcript,
+    timeout: float,
 ) -> int | None:
     """Exit code, ``None`` after ``timeout``."""
     table = directory / "probe.csv"
     write_table(table, [row])
     environment = environment_of_entry(
-        machine.environment, cache=cache, table=table, gpu=GPU, workers=1, search=machine.search
+        machine.environment, aiter, cache=cache, table=table, gpu=GPU, workers=1, search=machine.search
     )
 
     def tell(line: str) -> None:
