@@ -335,7 +335,8 @@ def test_a_directory_that_cannot_be_written(
 
 def test_the_environment_of_a_run(tmp_path: Path) -> None:
     """What decides what is compiled, and where, is said by this program alone; and no secret is handed on."""
-    found = environment_of_entry(
+    double = install(tmp_path, Generation.FIRST)
+    given = (
         {
             "HOME": "/home/a",
             "KIMI_K3_API_KEY": "secret",
@@ -347,13 +348,10 @@ def test_the_environment_of_a_run(tmp_path: Path) -> None:
             "FLYDSL_COMPILE_OPT_LEVEL": "3",
             "COMPILE_ONLY": "0",
         },
-        install(tmp_path, Generation.THIRD).aiter,
-        cache=Path("/cache"),
-        table=Path("/table.csv"),
-        gpu=GPUS["mi300x"],
-        workers=3,
+        double.aiter,
     )
-    assert found == {
+    where: dict[str, Any] = {"cache": Path("/cache"), "table": Path("/table.csv")}
+    expected = {
         "HOME": "/home/a",
         "FLYDSL_COMPILE_OPT_LEVEL": "3",
         "AITER_CONFIG_FMOE": "/table.csv",
@@ -368,6 +366,11 @@ def test_the_environment_of_a_run(tmp_path: Path) -> None:
         "ROCR_VISIBLE_DEVICES": "-1",
         "PYTHONSAFEPATH": "1",
     }
+    found = environment_of_entry(*given, **where, gpu=GPUS["mi300x"], workers=3)
+    assert found == {**expected, "AITER_AOT_IMPORT": "1"}, "without ROCm's compiler, where that is enough"
+    entry = double.site / "aiter/aot/flydsl/moe.py"
+    entry.write_text(entry.read_text() + "\n    from aiter import dtypes\n")
+    assert environment_of_entry(*given, **where, gpu=GPUS["mi300x"], workers=3) == expected
 
 
 def test_workers() -> None:
