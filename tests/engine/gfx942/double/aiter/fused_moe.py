@@ -72,13 +72,14 @@ def fused_moe(
     gate_up = weights(w1, w1_scale, experts, 2 * inter_dim, model_dim)
     down = weights(w2, w2_scale, experts, model_dim, inter_dim)
     total = torch.zeros(len(hidden_states), model_dim, dtype=dtype)
-    for token, row in enumerate(local.tolist()):
-        for slot, expert in enumerate(row):
-            if expert < 0:
-                continue
-            gate, up = (gate_up[expert] @ hidden_states[token].float()).chunk(2)
-            middle = _activate(gate, up, act, *bounds).to(torch.bfloat16).float()
-            total[token] += (down[expert] @ middle * topk_weight[token, slot]).to(total.dtype)
+    for expert in local.unique().tolist():
+        if expert < 0:
+            continue
+        tokens, slots = (local == expert).nonzero(as_tuple=True)
+        gate, up = (hidden_states[tokens].float() @ gate_up[expert].T).chunk(2, dim=-1)
+        middle = _activate(gate, up, act, *bounds).to(torch.bfloat16).float()
+        out = middle @ down[expert].T * topk_weight[tokens, slots].unsqueeze(-1)
+        total.index_add_(0, tokens, out.to(total.dtype))
     return total
 
 
