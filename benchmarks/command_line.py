@@ -89,6 +89,8 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    if sys.argv[1:] and sys.argv[1].startswith("-"):
+        sys.exit(__doc__)
     if sys.argv[1:]:
         _prepare(Path(sys.argv[1]))
     else:

@@ -13,7 +13,9 @@ from rich.table import Table
 
 from kimi_k3.checkpoint import read_config
 from kimi_k3.errors import ExitCode, OperatorError
+from kimi_k3.plan.compose import parallelism
 from kimi_k3.plan.options import choose
+from kimi_k3.plan.sharding import padded_intermediate
 from kimi_k3.profiles.load import load_profile
 from kimi_k3.words.backends import MARK, Answer, Request, Verdict
 from kimi_k3.words.environment import ACCEPT_LOSSY, PREFIX
@@ -36,13 +38,15 @@ def run_backends(checkpoint: Path, *, profile_name: str, weights: str | None, as
         OperatorError: profile or config are wrong, or vLLM could not be asked.
     """
     profile = load_profile(profile_name)
-    config = checkpoint / "config.json"
-    read_config(config)
+    text = read_config(checkpoint / "config.json").text_config
+    cut = parallelism(profile)
     request = Request(
-        config=config.resolve(),
         int4=(profile.weights if weights is None else choose("--weights", weights, Weights)).lossy,
-        ranks=profile.tensor_parallel_size * profile.data_parallel_size,
-        expert_parallel=profile.expert_parallel,
+        hidden=text.expert_hidden,
+        intermediate=padded_intermediate(text, cut),
+        experts=text.num_experts,
+        local_experts=text.num_experts // cut.expert_ranks if cut.expert else text.num_experts,
+        top_k=text.num_experts_per_token,
     )
     answer = _ask(request, {name: variable.value for name, variable in profile.environment.items()})
     if as_json:

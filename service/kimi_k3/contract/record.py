@@ -65,9 +65,9 @@ def contracts() -> tuple[Contract, ...]:
     return tuple(sorted(found, key=lambda contract: contract.numbers))
 
 
-def supported() -> str:
-    """The recorded versions, in an operator's words."""
-    return " and ".join(contract.version for contract in contracts())
+def supported(word: str = "and") -> str:
+    """The recorded versions, in an operator's words: "0.32.0 and 0.33.0"."""
+    return f" {word} ".join(contract.version for contract in contracts())
 
 
 def release(version: str) -> Numbers | None:

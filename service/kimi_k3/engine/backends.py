@@ -11,8 +11,6 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from kimi_k3.checkpoint import read_config
-from kimi_k3.errors import OperatorError
 from kimi_k3.words.backends import AITER_INT4, CPU_INT4, CPU_MXFP4, MARK, Answer, Request, Row, Verdict
 
 _VLLMS = {
@@ -34,11 +32,7 @@ _OURS = {
 
 
 def ask(request: Request) -> Answer:
-    """What vLLM answers in this process, on this machine.
-
-    Raises:
-        OperatorError: the config cannot be read.
-    """
+    """What vLLM answers in this process, on this machine."""
     import vllm
     from vllm.config import VllmConfig, set_current_vllm_config
     from vllm.platforms import current_platform
@@ -73,17 +67,15 @@ def _layer(request: Request) -> Any:
     from vllm.model_executor.layers.fused_moe.config import FusedMoEParallelConfig, RoutingMethodType
     from vllm.platforms import current_platform
 
-    text = read_config(request.config).text_config
-    ranks = request.ranks
-    experts = text.num_experts // ranks if request.expert_parallel else text.num_experts
     return FusedMoEConfig(
-        num_experts=text.num_experts,
-        experts_per_token=text.num_experts_per_token,
-        hidden_dim=text.routed_expert_hidden_size or text.hidden_size,
-        intermediate_size=text.moe_intermediate_size // (1 if request.expert_parallel else ranks),
-        num_local_experts=experts,
-        num_logical_experts=text.num_experts,
+        num_experts=request.experts,
+        experts_per_token=request.top_k,
+        hidden_dim=request.hidden,
+        intermediate_size=request.intermediate,
+        num_local_experts=request.local_experts,
+        num_logical_experts=request.experts,
         activation=MoEActivation.SITU,
+        # vLLM's gates ask only whether there are any.
         activation_situ_beta=4.0,
         activation_situ_linear_beta=25.0,
         device=current_platform.device_type,
@@ -178,11 +170,7 @@ def _here() -> str:
 
 def main(argument: str) -> int:
     """Answer one request, given as JSON."""
-    try:
-        answer = ask(Request.model_validate_json(argument))
-    except OperatorError as error:
-        print(f"kimi-k3: error: {error}", file=sys.stderr)
-        return int(error.exit_code)
+    answer = ask(Request.model_validate_json(argument))
     print(f"\n{MARK}{answer.model_dump_json()}", flush=True)
     return 0
 

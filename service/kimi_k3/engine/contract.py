@@ -29,7 +29,7 @@ def check_contract(*uses: Use) -> None:
     if found.as_recorded:
         return
     what = f"vLLM {vllm.__version__} in {package}: {found.difference()}"
-    remedy = f"use the image, or install vLLM {supported()}".replace(" and ", " or ")
+    remedy = f"use the image, or install vLLM {supported('or')}"
     if found.missing:
         raise OperatorError(what, remedy=remedy)
     if not EngineEnvironment.read().allow_untested_vllm:

@@ -9,13 +9,13 @@ from pathlib import Path
 from kimi_k3.contract import source
 from kimi_k3.contract.compare import Comparison, compare
 from kimi_k3.contract.facts import Use
-from kimi_k3.contract.record import contracts, release, supported
+from kimi_k3.contract.record import release, supported
 from kimi_k3.preflight.finding import Finding, failed, passed, unknown, warned
 from kimi_k3.preflight.machine import Machine
 from kimi_k3.words.environment import ALLOW_UNTESTED_VLLM
 
 VERSION, BUILD, CONTRACT = "vllm-version", "vllm-build", "vllm-contract"
-INSTALL = f"use the image, or install vLLM {' or '.join(each.version for each in contracts())} here"
+INSTALL = f"use the image, or install vLLM {supported('or')} here"
 UNTESTED = f"{INSTALL}; {ALLOW_UNTESTED_VLLM}=1 starts it all the same"
 
 

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
@@ -26,21 +25,25 @@ class Verdict(StrEnum):
 
 
 class Request(BaseModel):
-    """A start, as far as the choice depends on it.
+    """A layer's experts on one rank of a start, as far as the choice depends on them.
 
     Attributes:
-        config: path of the checkpoint's ``config.json``.
         int4: whether int4 is asked for.
-        ranks: among which the experts are cut or distributed.
-        expert_parallel: whether they are distributed.
+        hidden: width of an expert's input and output.
+        intermediate: width between its projections, on the rank.
+        experts: of the layer.
+        local_experts: of the rank.
+        top_k: experts of a token.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    config: Path
     int4: bool
-    ranks: int
-    expert_parallel: bool
+    hidden: int
+    intermediate: int
+    experts: int
+    local_experts: int
+    top_k: int
 
 
 class Row(BaseModel):
