@@ -4,8 +4,8 @@
 Eight experts at a time (vLLM 0.32.0, ``Mxfp4MoEMethod``), through AITER's ``mxfp4_to_f32``, ``e8m0_to_f32``,
 ``per_1x32_i4_quant``, ``shuffle_weight((16, 16))``, ``pack_int8_to_packed_int4`` and
 ``shuffle_scale_for_int4``; the result is copied into its place and the allocator's cache emptied after every
-chunk. No pass is merged with another, since what is measured is what these passes cost. The tests hold it to
-AITER's own output.
+chunk, and once more when the source is dropped. No pass is merged with another, since what is measured is
+what these passes cost. The tests hold it to AITER's own output.
 """
 
 from __future__ import annotations
@@ -67,10 +67,14 @@ def pair_scales(scales: torch.Tensor) -> torch.Tensor:
     return scales.view(experts, groups // 2, 2, rows).permute(0, 1, 3, 2).contiguous()
 
 
-def convert(packed: torch.Tensor, e8m0: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """All experts: nibbles ``[E, N, K / 2]`` uint8 and flat bfloat16 scales, in AITER's layout."""
-    out = torch.empty_like(packed)
-    out_scales = torch.empty(e8m0.numel(), dtype=torch.bfloat16, device=packed.device)
+def convert(source: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    """All experts: nibbles ``[E, N, K / 2]`` uint8 and flat bfloat16 scales, in AITER's layout.
+
+    Args:
+        source: MXFP4 nibbles ``[E, N, K / 2]`` and E8M0 bytes ``[E, N, K / 32]``; emptied.
+    """
+    packed, e8m0 = source
+    out = out_scales = None
     for first in range(0, len(packed), CHUNK_EXPERTS):
         chunk = slice(first, first + CHUNK_EXPERTS)
         values, units = values_of(packed[chunk]), scales_of(e8m0[chunk])
@@ -82,10 +86,22 @@ def convert(packed: torch.Tensor, e8m0: torch.Tensor) -> tuple[torch.Tensor, tor
         del weights
         nibbles = pack(shuffle(levels))
         del levels
-        out[chunk].copy_(nibbles.view(torch.uint8).view(out[chunk].shape))
         paired = pair_scales(scales).view(-1).contiguous()
+        if out is None or out_scales is None:
+            out = torch.empty_like(packed)
+            out_scales = torch.empty(e8m0.numel(), dtype=torch.bfloat16, device=packed.device)
+        out[chunk].copy_(nibbles.view(torch.uint8).view(out[chunk].shape))
         out_scales[first * e8m0[0].numel() :][: len(paired)].copy_(paired)
         del nibbles, scales, paired
-        if packed.is_cuda:
-            torch.cuda.empty_cache()
+        _empty_cache(packed.device)
+    assert out is not None
+    assert out_scales is not None
+    source.clear()
+    del packed, e8m0
+    _empty_cache(out.device)
     return out, out_scales
+
+
+def _empty_cache(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.empty_cache()

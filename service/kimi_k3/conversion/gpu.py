@@ -143,7 +143,7 @@ def launch(
         fifteen=ROW_MASK,
         TABLES=kernel_tables(rule), GROUPS=groups,
         STRIPS=shape.strips, PAIRS=shape.pairs, ROUNDS=shape.rounds,
-        AITER=layout is Int4Layout.AITER, IN_PLACE=in_place,
+        AITER=layout is Int4Layout.AITER, IN_PLACE=in_place, PTX=packed.is_cuda and not amd,
         warmup=False, num_warps=shape.warps(64 if amd else 32), enable_fp_fusion=True,
         **({"maxnreg": _REGISTERS_IN_PLACE} if in_place and not amd else {}),
     )  # fmt: skip

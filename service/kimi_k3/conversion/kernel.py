@@ -39,11 +39,9 @@ def _store_words(out, target, words, half: tl.constexpr, good):
 
 
 @triton.jit
-def _sum_flags(flags):
-    """Four counts of 8 bits per thread, summed over the part, 16 bits each."""
-    low = (flags & 0xFF) | ((flags & 0xFF00) << 8)
-    high = ((flags >> 16) & 0xFF) | ((flags >> 8) & 0xFF0000)
-    return tl.sum(low.to(tl.int64) | (high.to(tl.int64) << 32))
+def _widened(flags):
+    """Four counts of 8 bits, as 16 bits each in two words."""
+    return (flags & 0xFF) | ((flags & 0xFF00) << 8), ((flags >> 16) & 0xFF) | ((flags >> 8) & 0xFF0000)
 
 
 @triton.jit
@@ -56,6 +54,12 @@ def _offset(chunk, round_step, chunk_step, ROW_CHUNKS: tl.constexpr):
 def _add(flags, square, energy, error, found):
     """A thread's figures, and those of one more group."""
     return flags + found[0], square + found[1], energy + found[2], tl.maximum(error, found[3])
+
+
+@triton.jit
+def _together(low, high, square, energy, error, low_2, high_2, square_2, energy_2, error_2):
+    """Figures of two sets of groups as those of both."""
+    return low + low_2, high + high_2, square + square_2, energy + energy_2, tl.maximum(error, error_2)
 
 
 @triton.jit
@@ -77,8 +81,6 @@ def convert_parts(
     mask_1,
     mask_2,
     mask_3,
-    mask_4,
-    mask_5,
     fifteen,
     TABLES: tl.constexpr,
     GROUPS: tl.constexpr,
@@ -88,6 +90,7 @@ def convert_parts(
     AITER: tl.constexpr,
     IN_PLACE: tl.constexpr,
     ORDINARY: tl.constexpr,
+    PTX: tl.constexpr,
 ):
     """Convert ``ROUNDS * STRIPS`` strips of 16 rows; a program is a part of :class:`loss.Tally`.
 
@@ -116,6 +119,7 @@ def convert_parts(
         AITER: the layout, else plain.
         IN_PLACE: whether all words must be loaded before one is stored.
         ORDINARY: whether this is the first launch.
+        PTX: whether this is compiled for NVIDIA.
     """
     ROW_CHUNKS: tl.constexpr = GROUPS // (2 * PAIRS)
     CHUNKS: tl.constexpr = ROUNDS * ROW_CHUNKS
@@ -124,13 +128,14 @@ def convert_parts(
         mask_1.to(tl.uint32, bitcast=True),
         mask_2.to(tl.uint32, bitcast=True),
         mask_3.to(tl.uint32, bitcast=True),
-        mask_4.to(tl.uint32, bitcast=True),
-        mask_5.to(tl.uint32, bitcast=True),
     )
     part = tl.program_id(0)
     if not ORDINARY:
         part = tl.load(unusual_parts + part)
-    first_row = part.to(tl.int64) * (ROUNDS * STRIPS * 16)
+    part_rows: tl.constexpr = ROUNDS * STRIPS * 16
+    expert = part // (rows // part_rows)
+    expert_row = (part - expert * (rows // part_rows)) * part_rows
+    first_row = part.to(tl.int64) * part_rows
     packed += first_row * (GROUPS * 4)
     e8m0 += first_row * GROUPS
     out += first_row * (GROUPS * 4)
@@ -147,7 +152,7 @@ def convert_parts(
         target = strip * (64 * GROUPS) + (2 * pair + odd) * 64 + row * 2
         target_step: tl.constexpr = 128 * PAIRS
         scale_round: tl.constexpr = STRIPS * 32
-        scales += first_row // rows * rows * GROUPS + first_row % rows * 2
+        scales += (first_row - expert_row) * GROUPS + expert_row * 2
         scale_target = pair * (2 * rows) + (strip * 16 + row) * 2 + odd
         scale_step = 2 * PAIRS * rows
     else:
@@ -184,6 +189,7 @@ def convert_parts(
                 TABLES,
                 AITER,
                 ORDINARY,
+                PTX,
             )
             kept = kept + (words,)
             tl.store(scales + scale_target + _offset(chunk, scale_round, scale_step, ROW_CHUNKS), scale)
@@ -198,20 +204,21 @@ def convert_parts(
                 next_words = _load_words(packed, place)
                 next_byte = tl.load(e8m0 + place)
             words, scale, found = convert_groups(
-                words, byte, bit_masks, choices_table, error_table, TABLES, AITER, ORDINARY
+                words, byte, bit_masks, choices_table, error_table, TABLES, AITER, ORDINARY, PTX
             )
             words_target = target + _offset(chunk, target_round, target_step, ROW_CHUNKS)
             _store_words(out, words_target, words, half, thread >= 0)
             tl.store(scales + scale_target + _offset(chunk, scale_round, scale_step, ROW_CHUNKS), scale)
             flags, square, energy, error = _add(flags, square, energy, error, found)
 
-    counted = _sum_flags(flags)
-    tl.store(flags_out + part, counted)
-    tl.store(square_out + part, tl.sum(square))
-    tl.store(energy_out + part, tl.sum(energy))
-    tl.store(error_out + part, tl.max(error))
+    low, high = _widened(flags)
+    low, high, square, energy, error = tl.reduce((low, high, square, energy, error), 0, _together)
+    tl.store(flags_out + part, low.to(tl.int64) | (high.to(tl.int64) << 32))
+    tl.store(square_out + part, square)
+    tl.store(energy_out + part, energy)
+    tl.store(error_out + part, error)
     if IN_PLACE:
-        bad = tl.broadcast_to(((counted >> 32) & 0xFFFF).to(tl.int32), thread.shape)
+        bad = tl.broadcast_to(high & 0xFFFF, thread.shape)
         for chunk in tl.static_range(CHUNKS):
             words_target = target + _offset(chunk, target_round, target_step, ROW_CHUNKS)
             _store_words(out, words_target, kept[chunk], half, bad <= allowed)

@@ -83,10 +83,10 @@ class KernelTables:
         return _stride(self.sets)
 
     @property
-    def differs(self) -> tuple[tuple[bool, ...], ...]:
-        """``[candidate][code]``, whether the two sides have different errors."""
+    def excess(self) -> tuple[tuple[int, ...], ...]:
+        """``[candidate][code]``, by how much the squared error is larger on the short side, at least 0."""
         return tuple(
-            tuple(short != long for short, long in zip(*both, strict=True))
+            tuple(short - long for short, long in zip(*both, strict=True))
             for both in zip(self.squares, self.long_squares, strict=True)
         )
 
