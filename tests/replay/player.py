@@ -6,7 +6,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from enum import StrEnum
 from pathlib import Path
 
@@ -28,6 +28,7 @@ from kimi_k3.words.phases import Phase
 from .recording import Clock, Recording, Tape
 
 BEAT_SECONDS = HEARTBEAT_SECONDS / 2
+RANK_BEAT_SECONDS = 10.0
 
 
 class Then(StrEnum):
@@ -99,10 +100,16 @@ def play(
     clock = shifted(now(), begin, speed)
     url = {} if engine_url is None else {"engine_url": engine_url}
     tape = Tape()
+    next_beat = now()
     waiting = list(reversed(recording.writes))
     while not stop.is_set():
         position = min(end, begin + (time.monotonic() - started) * speed)
+        moment = now()
         changed = {SUPERVISOR_FILE}
+        if moment >= next_beat:
+            # An engine's workers report their memory all the time, also when they have no news.
+            changed.update(tape.files())
+            next_beat = moment + timedelta(seconds=RANK_BEAT_SECONDS)
         while waiting and waiting[-1].at <= position:
             write = waiting.pop()
             tape.apply(write)
@@ -111,8 +118,8 @@ def play(
                 entered(Phase(change["phase"]))
         # The ranks first: the supervisor's phase follows what they have reported.
         for file in sorted(changed - {SUPERVISOR_FILE}):
-            write_record(directory, file, tape.record(file, clock))
-        record = tape.record(SUPERVISOR_FILE, clock, updated_at=datetime.now(tz=UTC), **url)
+            write_record(directory, file, tape.record(file, clock, updated_at=moment))
+        record = tape.record(SUPERVISOR_FILE, clock, updated_at=moment, **url)
         assert isinstance(record, SupervisorRecord)
         if position >= end and then is not Then.KEEP:
             _finish(directory, record, then)
@@ -131,7 +138,7 @@ def _finish(directory: Path, record: SupervisorRecord, then: Then) -> None:
         return
     moment = record.updated_at
     if then is Then.STOP:
-        changes = (
+        changes: tuple[PhaseChange, ...] = (
             PhaseChange(phase=Phase.DRAINING, at=moment),
             PhaseChange(phase=Phase.STOPPED, at=moment),
         )

@@ -11,7 +11,7 @@ import pytest
 
 from kimi_k3.errors import ExitCode, OperatorError
 from kimi_k3.journal.models import SUPERVISOR_FILE
-from kimi_k3.journal.reader import Journal, read_journal
+from kimi_k3.journal.reader import Fault, Journal, read_journal
 from kimi_k3.sidecar.conversion import conversion_view
 from kimi_k3.sidecar.startup import startup_view
 from kimi_k3.sidecar.warning import warnings_view
@@ -106,7 +106,7 @@ def test_replay_into_a_state_directory(recording: Recording, tmp_path: Path) -> 
         kwargs={"speed": 400.0, "entered": entered.append, "engine_url": "http://127.0.0.1:1"},
     )
     thread.start()
-    faults = []
+    faults: list[Fault] = []
 
     def over() -> bool:
         seen = read_journal(tmp_path)

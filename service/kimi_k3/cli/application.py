@@ -14,7 +14,7 @@ from typing import Any
 import typer
 
 from kimi_k3 import __version__
-from kimi_k3.cli import checkpoint, kernels
+from kimi_k3.cli import checkpoint, kernels, metrics
 from kimi_k3.cli.conversion import convert_file, convert_report
 from kimi_k3.cli.planning import backends, plan, preflight
 from kimi_k3.cli.serving import demo, doctor, serve, sidecar
@@ -50,6 +50,7 @@ app.command()(demo)
 app.command()(doctor)
 app.add_typer(checkpoint.app, name="checkpoint")
 app.add_typer(kernels.app, name="kernels")
+app.add_typer(metrics.app, name="metrics")
 
 
 @app.command()
