@@ -18,6 +18,7 @@ from kimi_k3.cli import checkpoint, kernels, metrics
 from kimi_k3.cli.conversion import convert_file, convert_report
 from kimi_k3.cli.planning import backends, plan, preflight
 from kimi_k3.cli.serving import demo, doctor, serve, sidecar
+from kimi_k3.cli.watching import watch
 from kimi_k3.errors import ExitCode, OperatorError, nearest
 from kimi_k3.terminal import (
     NotWritten,
@@ -41,6 +42,7 @@ app = typer.Typer(
 )
 app.command()(serve)
 app.command()(sidecar)
+app.command()(watch)
 app.command()(plan)
 app.command()(preflight)
 app.command()(backends)
