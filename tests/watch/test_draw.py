@@ -140,7 +140,8 @@ def test_remedies_acknowledgements_and_plan() -> None:
     assert seen.memory is not None
     planned = _Planned(weights_bytes=200 * 2**30, kv_cache_bytes=8 * 2**30, transient_bytes=2**30)
     ranks = [
-        Rank.model_construct(rank=one.rank, reading=one.reading, planned=planned) for one in seen.memory.ranks
+        Rank(**one.model_dump(exclude={"reading"}), reading=one.reading, planned=planned)
+        for one in seen.memory.ranks
     ]
     text = shown(
         replace(
