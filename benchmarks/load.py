@@ -87,6 +87,16 @@ class Connection:
         Raises:
             OSError, EOFError, ValueError: there was no answer, or none of HTTP.
         """
+        reused = self._streams is not None
+        try:
+            return await self._ask(path)
+        except asyncio.IncompleteReadError as error:
+            # A server may end a connection that was idle just as it is used again; every client asks anew.
+            if not reused or error.partial:
+                raise
+            return await self._ask(path)
+
+    async def _ask(self, path: str) -> int:
         try:
             if self._streams is None:
                 self._streams = await asyncio.open_connection("127.0.0.1", self._port)
@@ -123,8 +133,8 @@ async def read_head(reader: asyncio.StreamReader) -> tuple[int, int, bool]:
 
 
 async def ask_at_rate(port: int, result: Result, connections: int, end: float) -> None:
-    """Ask ``result.path`` at its rate until ``end``, over so many connections in turn."""
-    free: asyncio.Queue[Connection] = asyncio.Queue()
+    """Ask ``result.path`` at its rate until ``end``, over at most so many connections."""
+    free: asyncio.LifoQueue[Connection] = asyncio.LifoQueue()
     for _ in range(connections):
         free.put_nowait(Connection(port))
 
