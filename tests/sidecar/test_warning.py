@@ -125,7 +125,7 @@ def test_every_kind_occurs() -> None:
 def test_way_back_is_named() -> None:
     """Whoever reads that weights are lossy must read how to go back."""
     [warning] = warnings_view(lossy(), health(), NOW).warnings
-    assert "--weights mxfp4" in warning.message
+    assert "--weights mxfp4" in warning.remedy
     assert warning.since == START
 
 

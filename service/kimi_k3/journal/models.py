@@ -281,10 +281,43 @@ class Step(Record):
     total: Count | None = None
 
 
+class PlannedMemory(Record):
+    """What the plan gives one rank, in bytes.
+
+    Attributes:
+        weights_bytes: of the weights that stay.
+        transient_bytes: what loading and converting take beyond them at their peak.
+        step_bytes: estimated peak of one step of the model.
+        kv_cache_bytes: left for the cache.
+        limit_bytes: of the GPU.
+    """
+
+    weights_bytes: Count
+    transient_bytes: Count
+    step_bytes: Count
+    kv_cache_bytes: Count
+    limit_bytes: Count
+
+
+class Notice(Record):
+    """Something that the checks before the start found odd, and let pass.
+
+    Attributes:
+        check: its stable name.
+        what: the evidence, on one line.
+        remedy: what to do.
+    """
+
+    check: str
+    what: str
+    remedy: str
+
+
 class SupervisorRecord(Record):
     """What the supervisor reports; rewritten at least every ``HEARTBEAT_SECONDS``.
 
-    ``ranks_report`` is false where vLLM serves by itself, without the engine plugin.
+    ``ranks_report`` is false where vLLM serves by itself, without the engine plugin. ``planned`` is of one
+    rank, ``kv_cache_bytes`` what vLLM announced for its smallest one.
     """
 
     schema_version: Literal[1] = SCHEMA_VERSION
@@ -303,6 +336,9 @@ class SupervisorRecord(Record):
     engine_url: str
     engine_pid: Integer | None = None
     argv: tuple[str, ...] = ()
+    planned: PlannedMemory | None = None
+    kv_cache_bytes: Count | None = None
+    notices: tuple[Notice, ...] = ()
     phases: tuple[PhaseChange, ...] = ()
     step: Step | None = None
     canary: Canary | None = None

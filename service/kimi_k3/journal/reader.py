@@ -60,8 +60,8 @@ def read_journal(directory: Path) -> Journal:
 class JournalReader:
     """Reads a state directory again and again; a file that has not changed is not parsed again.
 
-    Records are written by atomic rename, so a changed file is another inode; one that was written in place has
-    another time or size. While no rank's file changes, :attr:`Journal.ranks` stays the same object.
+    Records are written by atomic rename, so a changed file is another inode; one that was written in place
+    has another time or size. While no rank's file changes, :attr:`Journal.ranks` stays the same object.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -108,9 +108,7 @@ class JournalReader:
             if record is None:
                 continue
             if isinstance(record, RankRecord) and path.name != rank_file(record.rank):
-                faults.append(
-                    _fault(path, f"holds the record of rank {record.rank}, whose file is another")
-                )
+                faults.append(_fault(path, f"holds the record of rank {record.rank}, whose file is another"))
             elif supervisor is None:
                 faults.append(_fault(path, f"there is no {SUPERVISOR_FILE} it could belong to"))
             elif record.start_id != supervisor.start_id:
