@@ -57,3 +57,10 @@ def test_defect_shows_no_traceback(tmp_path: Path) -> None:
         "status": 500,
         "detail": "the sidecar could not answer this; its log tells why",
     }
+
+
+def test_every_method_of_a_path_is_allowed(tmp_path: Path) -> None:
+    """A path with several methods names them all, whichever route comes first."""
+    with TestClient(create_app(Settings(state_dir=tmp_path))) as client:
+        assert client.put("/warnings/one/acknowledgement").headers["allow"] == "DELETE, POST"
+        assert client.put("/readyz").headers["allow"] == "GET, HEAD"

@@ -54,6 +54,7 @@ STARTUP = now_or_later(Startup)
 READINESS = now_or_later(Readiness)
 STATUS, CONVERSION, MEMORY, WARNINGS = _now(Status), _now(Conversion), _now(Memory), _now(Warnings)
 _CHANGES: Answers = {
+    400: _problem("The body is no JSON."),
     404: _problem("No such warning stands now."),
     408: _problem("The body came too slowly."),
     413: _problem("The body is too large."),

@@ -10,6 +10,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from pydantic import Field
 from starlette.exceptions import HTTPException
+from starlette.routing import Match
 
 from kimi_k3.errors import nearest
 from kimi_k3.sidecar.view import View
@@ -44,9 +45,9 @@ def install_problems(app: FastAPI) -> None:
             known = {route.path for route in app.routes if isinstance(route, APIRoute)}
             detail = f"there is nothing at {path}; {nearest(path, known)}"
         elif error.status_code == 405:
-            detail = (
-                f"{path} does not answer {request.method}; use {(error.headers or {}).get('Allow', 'GET')}"
-            )
+            allowed = _allowed(app, request)
+            detail = f"{path} does not answer {request.method}; use {allowed}"
+            return problem(405, detail, {"Allow": allowed})
         return problem(error.status_code, detail, dict(error.headers or {}))
 
     @app.exception_handler(RequestValidationError)
@@ -58,3 +59,14 @@ def install_problems(app: FastAPI) -> None:
     @app.exception_handler(Exception)
     async def broke(_: Request, error: Exception) -> Response:
         return problem(500, "the sidecar could not answer this; its log tells why")
+
+
+def _allowed(app: FastAPI, request: Request) -> str:
+    """The methods of a path. Starlette names only those of its first route."""
+    methods = {
+        method
+        for route in app.routes
+        if isinstance(route, APIRoute) and route.matches(request.scope)[0] is not Match.NONE
+        for method in route.methods
+    }
+    return ", ".join(sorted(methods))
