@@ -284,7 +284,8 @@ class Step(Record):
 class SupervisorRecord(Record):
     """What the supervisor reports; rewritten at least every ``HEARTBEAT_SECONDS``.
 
-    ``ranks_report`` is false where vLLM serves by itself, without the engine plugin.
+    ``ranks_report`` is false where vLLM serves by itself, without the engine plugin. ``stalled_since`` is
+    since when requests make no progress, or one of the engine's processes is stopped.
     """
 
     schema_version: Literal[1] = SCHEMA_VERSION
@@ -306,6 +307,7 @@ class SupervisorRecord(Record):
     phases: tuple[PhaseChange, ...] = ()
     step: Step | None = None
     canary: Canary | None = None
+    stalled_since: AwareDatetime | None = None
     ending: Ending | None = None
 
     @property
