@@ -25,6 +25,7 @@ from kimi_k3.supervisor.leftovers import clear_leftovers
 from kimi_k3.supervisor.lock import hold_lock
 from kimi_k3.supervisor.logfile import EARLIER_LOG_FILE, LOG_FILE, EngineLog
 from kimi_k3.supervisor.processes import Mark, end_processes, is_running, processes_of
+from kimi_k3.supervisor.redact import Secrets
 from kimi_k3.supervisor.run import supervise
 from kimi_k3.supervisor.serve import _Outlet
 from kimi_k3.supervisor.signals import SAME_SECONDS, received_signals
@@ -260,7 +261,7 @@ def test_an_outlet_without_a_reader_is_given_up_quietly() -> None:
     """A closed terminal or a full disk behind stderr must not end a deployment that serves."""
     reader, writer = os.pipe()
     stream = os.fdopen(writer, "w")
-    outlet = _Outlet(stream, prefix="kimi-k3: ", secret="key")
+    outlet = _Outlet(stream, prefix="kimi-k3: ", secrets=Secrets(["key"]))
     outlet("the key is hidden")
     assert os.read(reader, 100) == b"kimi-k3: the *** is hidden\n"
     os.close(reader)
@@ -334,6 +335,8 @@ def test_a_check_that_waits_is_ended_by_a_signal(tmp_path: Path) -> None:
         api_key=None,
         start_timeout=1,
         drain_timeout=1,
+        readiness_delay=0,
+        hang_timeout=1,
         checks=(check,),
     )
     lines: list[str] = []

@@ -317,7 +317,8 @@ class SupervisorRecord(Record):
     """What the supervisor reports; rewritten at least every ``HEARTBEAT_SECONDS``.
 
     ``ranks_report`` is false where vLLM serves by itself, without the engine plugin. ``planned`` is of one
-    rank, ``kv_cache_bytes`` what vLLM announced for its smallest one.
+    rank, ``kv_cache_bytes`` what vLLM announced for its smallest one. ``stalled_since`` is since when requests
+    make no progress, or one of the engine's processes is stopped.
     """
 
     schema_version: Literal[1] = SCHEMA_VERSION
@@ -342,6 +343,7 @@ class SupervisorRecord(Record):
     phases: tuple[PhaseChange, ...] = ()
     step: Step | None = None
     canary: Canary | None = None
+    stalled_since: AwareDatetime | None = None
     ending: Ending | None = None
 
     @property

@@ -79,7 +79,7 @@ def compose(
     weights, layout = _rank(config, cut, flags)
     memory = None if gpu is None else _memory(config, gpu, cut, flags, lossy=lossy)
     left = memory.cache if memory is not None else _cpu_cache(launch)
-    times = budgets(deployment.start_timeout, deployment.drain_timeout)
+    times = budgets(deployment.start_timeout, deployment.drain_timeout, deployment.readiness_delay)
     read = storage(
         reading(
             config,

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,11 @@ class Recorder:
     def note_canary(self, canary: Canary) -> None:
         """The first completion worked."""
         self._change(canary=canary)
+
+    def note_stalled(self, seconds: float | None) -> None:
+        """The engine makes no progress since ``seconds`` ago; ``None``: it gets on."""
+        if (seconds is None) is not (self.record.stalled_since is None):
+            self._change(stalled_since=None if seconds is None else now() - timedelta(seconds=seconds))
 
     def end(
         self, phase: Phase, exit_code: int, reason: str, *, explanation: Explanation | None = None

@@ -46,7 +46,7 @@ from kimi_k3.preflight.subject import Subject
 from kimi_k3.profiles.schema import Device
 from kimi_k3.supervisor.leftovers import clear_leftovers
 from kimi_k3.supervisor.lock import hold_lock
-from kimi_k3.supervisor.redact import redact
+from kimi_k3.supervisor.redact import Secrets
 from kimi_k3.supervisor.run import supervise
 from kimi_k3.supervisor.start import Start
 from kimi_k3.words.environment import EngineEnvironment, default_state_dir
@@ -102,7 +102,7 @@ def serve(
         print(as_script(launch))
         return 0
     check_state_dir(deployment.state_dir)
-    report = _Outlet(sys.stderr, prefix="kimi-k3: ", secret=api_key)
+    report = _Outlet(sys.stderr, prefix="kimi-k3: ", secrets=Secrets.of(api_key, os.environ))
     with hold_lock(deployment.state_dir):
         clear_leftovers(deployment.state_dir, report=report)
         machine = Machine()
@@ -115,6 +115,8 @@ def serve(
             api_key=api_key,
             start_timeout=deployment.start_timeout,
             drain_timeout=deployment.drain_timeout,
+            readiness_delay=deployment.readiness_delay,
+            hang_timeout=deployment.hang_timeout,
             checks=(
                 partial(
                     check_machine, machine, subject, report, probe=probe_compile and _on_int4(deployment)
@@ -247,16 +249,16 @@ class _Outlet:
     on, and engine.log still has every line of the engine.
     """
 
-    def __init__(self, stream: TextIO | None, *, prefix: str = "", secret: str | None = None) -> None:
+    def __init__(self, stream: TextIO | None, *, prefix: str = "", secrets: Secrets | None = None) -> None:
         self._stream = stream
         self._prefix = prefix
-        self._secret = secret
+        self._secrets = secrets or Secrets()
 
     def __call__(self, line: str) -> None:
         if self._stream is None:
             return
         try:
-            print(self._prefix + redact(line, self._secret), file=self._stream, flush=True)
+            print(self._prefix + self._secrets.hide(line), file=self._stream, flush=True)
         except (OSError, ValueError):
             self._discard(self._stream)
             self._stream = None

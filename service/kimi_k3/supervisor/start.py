@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kimi_k3.journal.models import SupervisorRecord
+from kimi_k3.supervisor.redact import Secrets
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,4 +27,11 @@ class Start:
     api_key: str | None = field(repr=False)
     start_timeout: float
     drain_timeout: float
+    readiness_delay: float
+    hang_timeout: float
     checks: Sequence[Callable[[Callable[[float], bool]], None]]
+
+    @property
+    def secrets(self) -> Secrets:
+        """What of the engine's environment may not be printed."""
+        return Secrets.of(self.api_key, self.environment)
