@@ -48,7 +48,9 @@ def test_token(url: str) -> None:
 @pytest.mark.parametrize("given", ["", "Bearer", f"bearer {TOKEN}", f"Bearer {TOKEN}x", TOKEN, "é"])
 def test_nearly_a_token(url: str, given: str) -> None:
     """Only the very token counts, and the answer does not tell it."""
-    answer = httpx.get(url + "/status", headers={"Authorization": given.encode("latin-1")}, trust_env=False)
+    answer = httpx.get(
+        url + "/status", headers=[(b"Authorization", given.encode("latin-1"))], trust_env=False
+    )
     assert (answer.status_code, answer.headers["www-authenticate"]) == (401, "Bearer")
     assert TOKEN not in answer.text
 

@@ -5,7 +5,7 @@ from datetime import timedelta
 
 import pytest
 
-from kimi_k3.journal.models import Ending, FailureRecord, KernelProof
+from kimi_k3.journal.models import Ending, FailureRecord, KernelProof, Notice
 from kimi_k3.journal.reader import Fault, Journal
 from kimi_k3.sidecar.view import EngineHealth, EngineOutcome
 from kimi_k3.sidecar.warning import KINDS, warnings_view
@@ -100,6 +100,20 @@ CASES: dict[str, tuple[Journal, EngineHealth | None, list[str]]] = {
         journal(supervisor(), rank(0), rank(1), failures=(FAILURE,)),
         health(),
         ["engine-failure"],
+    ),
+    "requests make no progress": (
+        journal(supervisor(stalled_since=at(19)), rank(0), rank(1)),
+        health(),
+        ["engine-stalled"],
+    ),
+    "the checks found something odd": (
+        journal(
+            supervisor(notices=(Notice(check="cores", what="few cores", remedy="give more"),)),
+            rank(0),
+            rank(1),
+        ),
+        health(),
+        ["preflight-notice"],
     ),
     "a file is not trusted": (
         journal(supervisor(), rank(0), rank(1), faults=(Fault("rank-0007.json", "is a pipe"),)),

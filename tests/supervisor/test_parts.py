@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from kimi_k3.errors import ExitCode, OperatorError
-from kimi_k3.journal.models import SUPERVISOR_FILE, CheckpointSummary, SupervisorRecord
+from kimi_k3.journal.models import SUPERVISOR_FILE, CheckpointSummary, Notice, SupervisorRecord
 from kimi_k3.journal.reader import read_journal
 from kimi_k3.journal.writer import now, write_record
 from kimi_k3.supervisor import logfile
@@ -304,7 +304,7 @@ def test_a_check_that_waits_is_ended_by_a_signal(tmp_path: Path) -> None:
     """Whoever ends a start that waits for GPU memory does not wait, and what was amiss is no reason."""
     begin = time.monotonic()
 
-    def check(pause: Callable[[float], bool]) -> None:
+    def check(pause: Callable[[float], bool]) -> tuple[Notice, ...]:
         os.kill(os.getpid(), signal.SIGTERM)
         assert not pause(60)
         raise OperatorError("the GPUs are in use", remedy="wait")
@@ -317,7 +317,7 @@ def test_a_check_that_waits_is_ended_by_a_signal(tmp_path: Path) -> None:
         updated_at=moment,
         profile="cpu-tiny",
         checkpoint=CheckpointSummary(
-            path=tmp_path, total_bytes=1, shards=1, decoder_layers=1, moe_layers=(), experts=1
+            name="tiny", total_bytes=1, shards=1, decoder_layers=1, moe_layers=(), experts=1
         ),
         served_model_name="kimi-k3",
         weights=Weights.MXFP4,
@@ -325,10 +325,10 @@ def test_a_check_that_waits_is_ended_by_a_signal(tmp_path: Path) -> None:
         consent=None,
         world_size=1,
         engine_url="http://127.0.0.1:1",
-        argv=("never-started",),
     )
     start = Start(
         record=record,
+        argv=("never-started",),
         state_dir=tmp_path,
         socket_dir=tmp_path / "sockets",
         environment={},

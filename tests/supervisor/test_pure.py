@@ -52,7 +52,7 @@ def asked(weights: Weights = Weights.INT4, ranks: int = 2) -> SupervisorRecord:
         updated_at=NOW,
         profile="p",
         checkpoint=CheckpointSummary(
-            path=Path("/k3"), total_bytes=1, shards=1, decoder_layers=3, moe_layers=MOE_LAYERS, experts=4
+            name="k3", total_bytes=1, shards=1, decoder_layers=3, moe_layers=MOE_LAYERS, experts=4
         ),
         served_model_name="kimi-k3",
         weights=weights,

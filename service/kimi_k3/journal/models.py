@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from datetime import datetime
-from pathlib import Path
 from typing import Annotated, Final, Literal
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, NonNegativeFloat, ValidationError
@@ -226,9 +225,12 @@ class FailureRecord(Record):
 
 
 class CheckpointSummary(Record):
-    """What the supervisor knew of the checkpoint when it started."""
+    """What the supervisor knew of the checkpoint when it started.
 
-    path: Path
+    ``name`` is that of its directory; where that is, is nobody's business who may read what is served.
+    """
+
+    name: str
     total_bytes: Count
     shards: Count
     decoder_layers: Count
@@ -282,7 +284,7 @@ class Step(Record):
 
 
 class PlannedMemory(Record):
-    """What the plan gives one rank, in bytes.
+    """What the plan gives one rank, in bytes; ``None`` where it does not say.
 
     Attributes:
         weights_bytes: of the weights that stay.
@@ -294,9 +296,9 @@ class PlannedMemory(Record):
 
     weights_bytes: Count
     transient_bytes: Count
-    step_bytes: Count
-    kv_cache_bytes: Count
-    limit_bytes: Count
+    step_bytes: Count | None
+    kv_cache_bytes: Count | None
+    limit_bytes: Count | None
 
 
 class Notice(Record):
@@ -317,8 +319,8 @@ class SupervisorRecord(Record):
     """What the supervisor reports; rewritten at least every ``HEARTBEAT_SECONDS``.
 
     ``ranks_report`` is false where vLLM serves by itself, without the engine plugin. ``planned`` is of one
-    rank, ``kv_cache_bytes`` what vLLM announced for its smallest one. ``stalled_since`` is since when requests
-    make no progress, or one of the engine's processes is stopped.
+    rank, ``kv_cache_bytes`` what vLLM announced for its smallest one. ``stalled_since`` is since when
+    requests make no progress, or one of the engine's processes is stopped.
     """
 
     schema_version: Literal[1] = SCHEMA_VERSION
@@ -336,7 +338,6 @@ class SupervisorRecord(Record):
     ranks_report: bool = True
     engine_url: str
     engine_pid: Integer | None = None
-    argv: tuple[str, ...] = ()
     planned: PlannedMemory | None = None
     kv_cache_bytes: Count | None = None
     notices: tuple[Notice, ...] = ()

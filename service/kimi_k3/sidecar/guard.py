@@ -16,8 +16,8 @@ PROBES = ("/livez", "/startupz", "/readyz")
 OPEN = (*PROBES, "/")
 """The page holds nothing of the deployment; what it shows it asks for with the token."""
 
-MAX_BODY_BYTES = 4096
-"""An acknowledgement is a name and a note."""
+MAX_BODY_BYTES = 16 * 1024
+"""An acknowledgement is a name and a note, each character perhaps escaped in twelve bytes."""
 
 BODY_SECONDS = 5.0
 """How long a client may take for the body."""

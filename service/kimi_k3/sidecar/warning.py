@@ -130,6 +130,15 @@ ENGINE_UNHEALTHY = WarningKind(
     "The deployment should serve, but its engine is not healthy: {detail}.",
     "Look at the engine's log.",
 )
+ENGINE_STALLED = WarningKind(
+    "engine-stalled",
+    Severity.CRITICAL,
+    "Requests make no progress, or one of the engine's processes is stopped.",
+    "Look at the engine's log; the supervisor ends a start that stays so.",
+)
+PREFLIGHT_NOTICE = WarningKind(
+    "preflight-notice", Severity.WARNING, "{what}.", "{remedy}.", acknowledgeable=True
+)
 ENGINE_FAILURE = WarningKind(
     "engine-failure", Severity.CRITICAL, "The engine's process {pid} gave up: {what}.", "{remedy}"
 )
@@ -252,6 +261,17 @@ def _of_life(supervisor: SupervisorRecord, health: EngineHealth | None, now: dat
     ending = supervisor.ending
     if ending is None and not is_fresh(supervisor, now):
         yield _matter(SUPERVISOR_STALE, supervisor.updated_at)
+    if ending is None and supervisor.stalled_since is not None:
+        yield _matter(ENGINE_STALLED, supervisor.stalled_since)
+    for notice in supervisor.notices if ending is None else ():
+        yield _matter(
+            PREFLIGHT_NOTICE,
+            supervisor.started_at,
+            part=_word(notice.check),
+            about=notice.what,
+            what=notice.what.rstrip("."),
+            remedy=notice.remedy.rstrip("."),
+        )
     if ending is not None and ending.exit_code != 0:
         yield _matter(
             DEPLOYMENT_FAILED,

@@ -160,6 +160,7 @@ class Follower:
             )
         )
         self._recorder.note_step(announced.step)
+        self._recorder.note_cache(announced.kv_cache_bytes)
         if self._canary is not None:
             if (canary := self._canary.get()) is not None:
                 self._group.find(journal.ranks)

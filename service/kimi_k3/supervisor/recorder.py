@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from kimi_k3.journal.models import (
     Canary,
     Ending,
     Explanation,
+    Notice,
     PhaseChange,
     Step,
     SupervisorRecord,
@@ -74,6 +75,16 @@ class Recorder:
     def note_engine(self, pid: int) -> None:
         """The engine's main process is running."""
         self._change(engine_pid=pid)
+
+    def note_notices(self, notices: Sequence[Notice]) -> None:
+        """What the checks found odd."""
+        if notices:
+            self._change(notices=(*self.record.notices, *notices))
+
+    def note_cache(self, size: int | None) -> None:
+        """What vLLM announced of its KV cache, in bytes."""
+        if size != self.record.kv_cache_bytes:
+            self._change(kv_cache_bytes=size)
 
     def note_canary(self, canary: Canary) -> None:
         """The first completion worked."""

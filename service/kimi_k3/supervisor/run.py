@@ -111,7 +111,7 @@ def _checked(start: Start, recorder: Recorder, signals: list[signal.Signals]) ->
 
     for check in start.checks:
         try:
-            check(pause)
+            recorder.note_notices(check(pause))
         except OperatorError:
             # What was still wrong when somebody ended the wait is not why the start ends.
             if not signals:
@@ -163,11 +163,11 @@ def _run_engine(
         scanner.feed(line.encode(errors="replace") + b"\n")
 
     try:
-        child = Child(start.record.argv, start.environment, secrets=start.secrets, sink=take)
+        child = Child(start.argv, start.environment, secrets=start.secrets, sink=take)
     except OSError as error:
         log.close()
         raise OperatorError(
-            f"cannot execute {start.record.argv[0]}: {error.strerror or error}",
+            f"cannot execute {start.argv[0]}: {error.strerror or error}",
             remedy="reinstall the Python environment of vLLM",
             exit_code=ExitCode.ENGINE,
         ) from None
