@@ -2,7 +2,7 @@
 VENV ?= .venv
 BIN := $(VENV)/bin
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-fast check format lock clean
+.PHONY: help install demo replay load test test-fast check format lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -14,6 +14,12 @@ $(VENV)/.installed: requirements.lock pyproject.toml scripts/install
 
 demo: install ## make a tiny checkpoint, serve it, ask it one question; Ctrl-C ends it
 	@$(BIN)/kimi-k3 demo
+
+replay: install ## a recorded start of 96 layers on 8 ranks, with the sidecar; ARGS="--speed 20" and more
+	@$(BIN)/python -m tests.replay --sidecar $(ARGS)
+
+load: install ## the sidecar under load for a minute, on one core; prints rows for RESULTS.md
+	@$(BIN)/python -m benchmarks.load $(ARGS)
 
 test: install ## all tests, with a real vLLM on the CPU
 	$(BIN)/python -m pytest

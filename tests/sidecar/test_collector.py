@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry
@@ -8,12 +9,13 @@ from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
-from kimi_k3.sidecar.collector import exposition, make_registry
+from kimi_k3.journal.reader import Fault
+from kimi_k3.sidecar.collector import ConversionMemo, exposition, make_registry
 from kimi_k3.sidecar.examples import CGROUP, HOST
 from kimi_k3.sidecar.metrics import METRICS
-from kimi_k3.sidecar.samples import Observation
+from kimi_k3.sidecar.samples import Observation, conversion_samples
 
-from .builders import NOW, health, journal, lossy, supervisor
+from .builders import NOW, health, journal, lossy, lossy_rank, supervisor
 
 OPENMETRICS = "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5"
 
@@ -51,7 +53,8 @@ def test_openmetrics_is_negotiated() -> None:
     assert content_type.startswith("application/openmetrics-text")
     assert body.endswith(b"# EOF\n")
     families = {family.name: family.type for family in parse_openmetrics(body.decode())}
-    assert families["kimi_k3"] == "info"
+    assert families["kimi_k3_deployment"] == "info"
+    assert families["kimi_k3_phase"] == "stateset"
     assert families["kimi_k3_cgroup_memory_oom_kills"] == "counter"
     assert families["kimi_k3_ready"] == "gauge"
 
@@ -60,7 +63,7 @@ def test_awkward_label_values() -> None:
     """A name with quotes and line ends must not break the scrape."""
     odd = 'a"b\\c\nd{e}=,#'
     body, _ = exposition(registry(profile=odd), OPENMETRICS)
-    [info] = [family for family in parse_openmetrics(body.decode()) if family.name == "kimi_k3"]
+    [info] = [family for family in parse_openmetrics(body.decode()) if family.name == "kimi_k3_deployment"]
     assert info.samples[0].labels["profile"] == odd
 
 
@@ -71,3 +74,22 @@ def test_registering_reads_nothing() -> None:
         raise AssertionError("read at registration")
 
     make_registry(never, proc=Path("/proc"))
+
+
+def test_the_conversion_is_remembered_only_while_it_stays() -> None:
+    """Most series are the conversion's: made anew when a rank reports, not at each heartbeat."""
+    memo = ConversionMemo()
+    first = lossy()
+    samples = memo.of(first)
+    assert samples == list(conversion_samples(first))
+    assert first.supervisor is not None
+    later = first.supervisor.model_copy(update={"updated_at": NOW})
+    assert memo.of(replace(first, supervisor=later)) is samples
+    for other in (
+        replace(first, ranks=(first.ranks[0], lossy_rank(1, conversions=()))),
+        replace(first, ranks=first.ranks[:1]),
+        replace(first, ranks=(), faults=(Fault("rank-0000.json", "is empty"),)),
+        journal(supervisor()),
+        journal(None),
+    ):
+        assert memo.of(other) == list(conversion_samples(other))

@@ -20,7 +20,10 @@ def test_naming(metric: Metric) -> None:
     assert metric.name.endswith("_total") is (metric.kind == "counter")
     assert metric.name.endswith("_info") is (metric.kind == "info")
     assert not re.search(r"_(bucket|count|sum|created|ms|mb|gb|percent)$", metric.name)
+    # The unit comes last, after what is expected, used or measured.
+    assert not re.search(r"_(bytes|seconds|ratio)_", metric.name)
+    assert (metric.labels == (metric.name,)) is (metric.kind == "stateset")
     assert metric.help.endswith(".")
     assert "\n" not in metric.help
     assert len(set(metric.labels)) == len(metric.labels)
-    assert not {"le", "quantile", "job", "instance"} & set(metric.labels)
+    assert not {"le", "quantile", "job", "instance", "start_id", "pid"} & set(metric.labels)

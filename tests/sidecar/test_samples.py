@@ -6,14 +6,27 @@ from datetime import timedelta
 
 from kimi_k3.host import HostMemory
 from kimi_k3.journal.models import Ending, KernelProof, Loading, MemoryReading, PhaseChange, Step
-from kimi_k3.journal.reader import Journal
+from kimi_k3.journal.reader import Fault, Journal
 from kimi_k3.sidecar.examples import CGROUP, HOST
 from kimi_k3.sidecar.metrics import METRICS
 from kimi_k3.sidecar.samples import Observation, samples
 from kimi_k3.sidecar.view import EngineHealth, EngineOutcome
 from kimi_k3.words.phases import Phase
 
-from .builders import NOW, at, health, journal, lossless, lossy, phases, rank, supervisor
+from .builders import (
+    NOW,
+    all_conversions,
+    at,
+    health,
+    journal,
+    lossless,
+    lossy,
+    lossy_rank,
+    lossy_supervisor,
+    phases,
+    rank,
+    supervisor,
+)
 
 NOTHING = HostMemory(total_bytes=None, available_bytes=None, shmem_bytes=None)
 
@@ -29,7 +42,7 @@ def values(seen: Journal, answer: EngineHealth | None = None) -> dict[tuple[str,
 def test_unknown_is_absent() -> None:
     """An empty state directory yields what the sidecar knows itself, and no zeros for the rest."""
     names = {key[0] for key in values(journal(None))}
-    assert names == {"kimi_k3_sidecar_info", "kimi_k3_journal_faults", "kimi_k3_ready", "kimi_k3_warnings"}
+    assert names == {"kimi_k3_build_info", "kimi_k3_journal_faults", "kimi_k3_ready", "kimi_k3_warnings"}
 
 
 def test_ready() -> None:
@@ -76,7 +89,7 @@ def test_conversion() -> None:
     assert seen[("kimi_k3_conversion_projections", "1")] == 4
     assert seen[("kimi_k3_conversion_projections_expected", "1")] == 4
     assert seen[("kimi_k3_conversion_groups", "2", "w2")] == 20
-    assert seen[("kimi_k3_conversion_relative_mse", "1", "w13")] == 0.01
+    assert seen[("kimi_k3_conversion_relative_mse_ratio", "1", "w13")] == 0.01
 
 
 def test_rank() -> None:
@@ -88,9 +101,41 @@ def test_rank() -> None:
     )
     seen = values(journal(supervisor(), one))
     assert seen[("kimi_k3_loading_bytes", "0")] == 5
-    assert ("kimi_k3_loading_bytes_expected", "0") not in seen
+    assert ("kimi_k3_loading_expected_bytes", "0") not in seen
     assert seen[("kimi_k3_memory_used_bytes", "0", "host")] == 9
     assert ("kimi_k3_memory_peak_bytes", "0", "host") not in seen
+
+
+def test_zero_stands_where_it_is_known() -> None:
+    """A rank that has not reported has converted nothing; an error of nothing is unknown."""
+    seen = values(journal(lossy_supervisor(), lossy_rank(0, conversions=all_conversions()[:1])))
+    assert seen[("kimi_k3_conversion_projections", "0")] == 1
+    assert seen[("kimi_k3_conversion_projections", "1")] == 0
+    assert seen[("kimi_k3_conversion_projections_expected", "1")] == 4
+    assert seen[("kimi_k3_conversion_groups", "1", "w13")] == 10
+    assert seen[("kimi_k3_conversion_groups", "2", "w2")] == 0
+    assert ("kimi_k3_conversion_relative_mse_ratio", "2", "w2") not in seen
+    assert ("kimi_k3_conversion_duration_seconds", "2", "w2") not in seen
+    assert seen[("kimi_k3_conversion_model_relative_mse_ratio",)] == 0.01
+
+
+def test_no_zero_where_a_record_is_not_trusted() -> None:
+    """Its rank may have converted everything: nobody knows, and 0 would be a claim."""
+    fault = Fault("rank-0001.json", "is empty")
+    seen = values(journal(lossy_supervisor(), lossy_rank(0, conversions=()), faults=(fault,)))
+    assert ("kimi_k3_conversion_projections", "1") not in seen
+    assert ("kimi_k3_conversion_groups", "1", "w13") not in seen
+    alone = journal(lossy_supervisor(ranks_report=False))
+    assert ("kimi_k3_conversion_projections", "0") not in values(alone)
+    assert ("kimi_k3_conversion_groups", "1", "w13") not in values(alone)
+
+
+def test_no_label_grows_with_time() -> None:
+    """Each start would otherwise leave its series behind for as long as Prometheus keeps them."""
+    one = values(journal(supervisor()))
+    other = values(journal(supervisor(start_id="another", started_at=at(1))))
+    assert set(one) == set(other)
+    assert one[("kimi_k3_start_timestamp_seconds",)] != other[("kimi_k3_start_timestamp_seconds",)]
 
 
 def test_warnings_by_code() -> None:

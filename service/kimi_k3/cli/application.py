@@ -14,10 +14,11 @@ from typing import Any
 import typer
 
 from kimi_k3 import __version__
-from kimi_k3.cli import checkpoint, kernels
+from kimi_k3.cli import checkpoint, kernels, metrics
 from kimi_k3.cli.conversion import convert_file, convert_report
 from kimi_k3.cli.planning import backends, plan, preflight
 from kimi_k3.cli.serving import demo, doctor, serve, sidecar
+from kimi_k3.cli.watching import watch
 from kimi_k3.errors import ExitCode, OperatorError, nearest
 from kimi_k3.terminal import (
     NotWritten,
@@ -41,6 +42,7 @@ app = typer.Typer(
 )
 app.command()(serve)
 app.command()(sidecar)
+app.command()(watch)
 app.command()(plan)
 app.command()(preflight)
 app.command()(backends)
@@ -50,6 +52,7 @@ app.command()(demo)
 app.command()(doctor)
 app.add_typer(checkpoint.app, name="checkpoint")
 app.add_typer(kernels.app, name="kernels")
+app.add_typer(metrics.app, name="metrics")
 
 
 @app.command()

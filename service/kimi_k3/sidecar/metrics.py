@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every metric of the sidecar, once: name, type, help and labels.
 
-Documentation, dashboards and alert rules read :data:`METRICS`. A series whose value nobody measured
-is absent, never 0. Sizes are bytes, times seconds, ratios 0 to 1.
+``kimi-k3 metrics list``, docs/metrics.md, dashboards and alert rules read :data:`METRICS`. A series whose
+value nobody measured is absent, never 0; where 0 is known it stands from the beginning, so that an alert can
+be written before it first matters. Sizes are bytes, times seconds, ratios parts of a whole.
+
+No label grows with time: a start is told by when it began, not by its name.
 """
 
 from __future__ import annotations
@@ -19,22 +22,29 @@ class Metric:
     """One metric as Prometheus shows it.
 
     ``name`` is the name of the series, with the suffix that belongs to its type: ``_total`` for a
-    counter, ``_info`` for an info.
+    counter, ``_info`` for an info. Of a state set exactly one series is 1 and all others are 0; its label is
+    called like the metric, as OpenMetrics wants it. Who does not ask for OpenMetrics gets it, and an info, as
+    a gauge.
     """
 
     name: str
-    kind: Literal["gauge", "counter", "info"]
+    kind: Literal["gauge", "counter", "info", "stateset"]
     help: str
     labels: tuple[str, ...] = ()
 
 
-INFO = Metric(
-    "kimi_k3_info",
+BUILD = Metric(
+    "kimi_k3_build_info",
     "info",
-    "The present start: what is served and how. Absent without a supervisor's record.",
-    ("version", "profile", "weights", "scale_rule", "consent", "served_model_name", "start_id"),
+    "The sidecar that answers: its version, Python's, and that of the journal it reads.",
+    ("version", "python", "journal"),
 )
-SIDECAR_INFO = Metric("kimi_k3_sidecar_info", "info", "The sidecar that answers.", ("version",))
+INFO = Metric(
+    "kimi_k3_deployment_info",
+    "info",
+    "What is served and how; an empty label does not apply. Absent without a supervisor's record.",
+    ("profile", "weights", "scale_rule", "consent", "served_model_name"),
+)
 READY = Metric(
     "kimi_k3_ready",
     "gauge",
@@ -54,7 +64,7 @@ START = Metric("kimi_k3_start_timestamp_seconds", "gauge", "When the present sta
 HEARTBEAT = Metric(
     "kimi_k3_supervisor_heartbeat_timestamp_seconds", "gauge", "When the supervisor last reported."
 )
-PHASE = Metric("kimi_k3_phase", "gauge", "1 for the present phase, 0 for the others.", ("phase",))
+PHASE = Metric("kimi_k3_phase", "stateset", "1 for the present phase, 0 for the others.", ("kimi_k3_phase",))
 PHASE_STARTED = Metric(
     "kimi_k3_phase_started_timestamp_seconds", "gauge", "When a phase of this start began.", ("phase",)
 )
@@ -90,6 +100,9 @@ JOURNAL_FAULTS = Metric(
     "kimi_k3_journal_faults", "gauge", "Files of the state directory that are not trusted and left out."
 )
 
+RANK_HEARTBEAT = Metric(
+    "kimi_k3_rank_heartbeat_timestamp_seconds", "gauge", "When a rank last reported.", RANK
+)
 BACKEND = Metric(
     "kimi_k3_rank_backend_info",
     "info",
@@ -106,7 +119,7 @@ LOADING_BYTES = Metric(
     "kimi_k3_loading_bytes", "gauge", "Bytes of the checkpoint that a rank has read.", RANK
 )
 LOADING_BYTES_EXPECTED = Metric(
-    "kimi_k3_loading_bytes_expected", "gauge", "Bytes of the checkpoint that a rank will read.", RANK
+    "kimi_k3_loading_expected_bytes", "gauge", "Bytes of the checkpoint that a rank will read.", RANK
 )
 LOADING_SHARDS = Metric("kimi_k3_loading_shards", "gauge", "Shards that a rank has read.", RANK)
 LOADING_SHARDS_EXPECTED = Metric(
@@ -116,13 +129,13 @@ LOADING_SHARDS_EXPECTED = Metric(
 CONVERSION_PROJECTIONS = Metric(
     "kimi_k3_conversion_projections",
     "gauge",
-    "Layer projections that a rank has converted to int4. Absent when nothing is to be converted.",
+    "Layer projections that a rank has converted to int4, 0 before it reports. Absent when none are to be.",
     RANK,
 )
 CONVERSION_PROJECTIONS_EXPECTED = Metric(
     "kimi_k3_conversion_projections_expected",
     "gauge",
-    "Layer projections that a rank must convert. Absent when nothing is to be converted.",
+    "Layer projections that a rank must convert. Absent when none are to be.",
     RANK,
 )
 CONVERSION_GROUPS = Metric(
@@ -135,10 +148,15 @@ CONVERSION_LOSSLESS_GROUPS = Metric(
     LAYER,
 )
 CONVERSION_RELATIVE_MSE = Metric(
-    "kimi_k3_conversion_relative_mse",
+    "kimi_k3_conversion_relative_mse_ratio",
     "gauge",
     "Sum of squared errors over sum of squared weights, over ranks.",
     LAYER,
+)
+CONVERSION_MODEL_RELATIVE_MSE = Metric(
+    "kimi_k3_conversion_model_relative_mse_ratio",
+    "gauge",
+    "The same over all layers and ranks converted so far.",
 )
 CONVERSION_MAX_ERROR = Metric(
     "kimi_k3_conversion_max_error", "gauge", "Largest |w - w'|, over ranks, in the weights' unit.", LAYER

@@ -3,15 +3,17 @@
 
 from __future__ import annotations
 
+import platform
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
+from fnmatch import fnmatchcase
 from itertools import pairwise
 
 from kimi_k3 import __version__
 from kimi_k3.host import CgroupMemory, HostMemory
-from kimi_k3.journal.models import RankRecord, SupervisorRecord
+from kimi_k3.journal.models import RANK_FILE_PATTERN, SCHEMA_VERSION, RankRecord, SupervisorRecord, rank_file
 from kimi_k3.journal.reader import Journal
 from kimi_k3.sidecar import metrics as m
 from kimi_k3.sidecar.arithmetic import seconds_between
@@ -21,6 +23,7 @@ from kimi_k3.sidecar.startup import conversions_done, phase_fraction, remaining_
 from kimi_k3.sidecar.view import EngineHealth
 from kimi_k3.sidecar.warning import KINDS, warnings_view
 from kimi_k3.words.phases import Phase
+from kimi_k3.words.weights import Projection
 
 HEALTH_VALID_SECONDS = 15.0
 """An answer of the engine older than this says nothing about the present."""
@@ -46,19 +49,35 @@ class Sample:
     value: float
 
 
+Values = Iterator[tuple[m.Metric, tuple[str, ...], float | None]]
+
+
 def samples(observation: Observation) -> Iterator[Sample]:
     """Every known series; an unknown value has none."""
-    for metric, labels, value in _values(observation):
+    yield from present_samples(observation)
+    yield from conversion_samples(observation.journal)
+
+
+def present_samples(observation: Observation) -> Iterator[Sample]:
+    """All but :func:`conversion_samples`: few, and different at each moment."""
+    yield from _known(_values(observation))
+
+
+def conversion_samples(journal: Journal) -> Iterator[Sample]:
+    """What the conversion did, by layer and projection: most of all series, and the same once it is over."""
+    if journal.supervisor is not None:
+        yield from _known(_of_conversion(journal, journal.supervisor))
+
+
+def _known(values: Values) -> Iterator[Sample]:
+    for metric, labels, value in values:
         if value is not None:
             yield Sample(metric, labels, float(value))
 
 
-Values = Iterator[tuple[m.Metric, tuple[str, ...], float | None]]
-
-
 def _values(seen: Observation) -> Values:
     journal, supervisor = seen.journal, seen.journal.supervisor
-    yield m.SIDECAR_INFO, (__version__,), 1
+    yield m.BUILD, (__version__, platform.python_version(), str(SCHEMA_VERSION)), 1
     yield m.JOURNAL_FAULTS, (), len(journal.faults)
     if supervisor is not None:
         yield from _of_start(supervisor)
@@ -68,21 +87,19 @@ def _values(seen: Observation) -> Values:
         yield m.RANKS, (), len(journal.ranks)
         yield m.ENGINE_FAILURES, (), len(journal.failures)
         for record in journal.ranks:
-            yield from _of_rank(record, supervisor)
-        yield from _of_conversion(journal)
+            yield from _of_rank(record)
+        yield from _of_progress(journal, supervisor)
     yield from _of_engine(seen)
     yield from _of_host(seen.host, seen.cgroup)
 
 
 def _of_start(supervisor: SupervisorRecord) -> Values:
     labels = (
-        __version__,
         supervisor.profile,
         supervisor.weights,
         supervisor.requantisation.rule if supervisor.requantisation else "",
         supervisor.consent or "",
         supervisor.served_model_name,
-        supervisor.start_id,
     )
     yield m.INFO, labels, 1
     yield m.WORLD_SIZE, (), supervisor.world_size
@@ -104,8 +121,9 @@ def _of_start(supervisor: SupervisorRecord) -> Values:
         yield m.CANARY_DURATION, (), supervisor.canary.seconds
 
 
-def _of_rank(record: RankRecord, supervisor: SupervisorRecord) -> Values:
+def _of_rank(record: RankRecord) -> Values:
     rank = (str(record.rank),)
+    yield m.RANK_HEARTBEAT, rank, record.updated_at.timestamp()
     if record.backend is not None:
         yield m.BACKEND, (*rank, record.backend), 1
     if record.proof is not None:
@@ -115,9 +133,6 @@ def _of_rank(record: RankRecord, supervisor: SupervisorRecord) -> Values:
         yield m.LOADING_BYTES_EXPECTED, rank, record.loading.bytes_total
         yield m.LOADING_SHARDS, rank, record.loading.shards_done
         yield m.LOADING_SHARDS_EXPECTED, rank, record.loading.shards_total
-    if supervisor.weights.lossy:
-        yield m.CONVERSION_PROJECTIONS, rank, conversions_done(record, supervisor)
-        yield m.CONVERSION_PROJECTIONS_EXPECTED, rank, supervisor.expected_conversions()
     if record.memory is not None:
         labels = (*rank, record.memory.kind)
         yield m.MEMORY_USED, labels, record.memory.used_bytes
@@ -125,8 +140,34 @@ def _of_rank(record: RankRecord, supervisor: SupervisorRecord) -> Values:
         yield m.MEMORY_CAPACITY, labels, record.memory.total_bytes
 
 
-def _of_conversion(journal: Journal) -> Values:
-    for layer in conversion_view(journal).layers:
+def _of_progress(journal: Journal, supervisor: SupervisorRecord) -> Values:
+    """A rank that has not reported has converted nothing; of one whose record is not trusted nobody knows."""
+    if not supervisor.weights.lossy:
+        return
+    done = {record.rank: conversions_done(record, supervisor) for record in journal.ranks}
+    silent = dict.fromkeys(_silent_ranks(journal, supervisor), 0)
+    for rank, count in sorted((silent | done).items()):
+        yield m.CONVERSION_PROJECTIONS, (str(rank),), count
+        yield m.CONVERSION_PROJECTIONS_EXPECTED, (str(rank),), supervisor.expected_conversions()
+
+
+def _silent_ranks(journal: Journal, supervisor: SupervisorRecord) -> list[int]:
+    """Ranks that will report and of which there is no file, be it a bad one."""
+    if not supervisor.ranks_report:
+        return []
+    present = {rank_file(record.rank) for record in journal.ranks} | {fault.file for fault in journal.faults}
+    return [rank for rank in range(supervisor.world_size) if rank_file(rank) not in present]
+
+
+def distrusted_rank(journal: Journal) -> bool:
+    """Whether a rank's record was left out: sums over ranks are then no longer known to be 0."""
+    return any(fnmatchcase(fault.file, RANK_FILE_PATTERN) for fault in journal.faults)
+
+
+def _of_conversion(journal: Journal, supervisor: SupervisorRecord) -> Values:
+    view = conversion_view(journal)
+    yield m.CONVERSION_MODEL_RELATIVE_MSE, (), view.total.relative_mse if view.total else None
+    for layer in view.layers:
         labels = (str(layer.layer), layer.projection)
         yield m.CONVERSION_GROUPS, labels, layer.groups
         yield m.CONVERSION_LOSSLESS_GROUPS, labels, layer.lossless_groups
@@ -135,6 +176,19 @@ def _of_conversion(journal: Journal) -> Values:
         yield m.CONVERSION_DURATION, labels, layer.seconds
         yield m.CONVERSION_READ, labels, layer.bytes_read
         yield m.CONVERSION_WRITTEN, labels, layer.bytes_written
+    if not supervisor.weights.lossy or not supervisor.ranks_report or distrusted_rank(journal):
+        return
+    converted = {(layer.layer, layer.projection) for layer in view.layers}
+    # By a dict: a foreign record may name a layer twice, and two series of one name void the scrape.
+    for number in dict.fromkeys(supervisor.checkpoint.moe_layers):
+        for projection in Projection:
+            if (number, projection) not in converted:
+                for metric in _SUMS:
+                    yield metric, (str(number), projection), 0
+
+
+_SUMS = (m.CONVERSION_GROUPS, m.CONVERSION_LOSSLESS_GROUPS, m.CONVERSION_READ, m.CONVERSION_WRITTEN)
+"""Of a layer that no rank has converted these are 0; its errors and its duration are unknown."""
 
 
 def _of_engine(seen: Observation) -> Values:

@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What comes back is foreign: its text, its size, its version."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kimi_k3.errors import ExitCode, OperatorError
+from kimi_k3.sidecar.readiness import Readiness
+from kimi_k3.sidecar.view import Alive
+from kimi_k3.watch import client
+from kimi_k3.watch.client import NoAnswer, NotUnderstood, Sidecar, printable, understood
+
+from .answering import Answer, answering
+
+READINESS: dict[str, Any] = {"ready": False, "phase": "loading", "reasons": [], "engine": None}
+
+
+@contextmanager
+def sidecar(answer: Answer, token: str | None = None) -> Iterator[Sidecar]:
+    """A client of a server that always answers the same."""
+    with answering(lambda path, header: answer) as url:
+        asking = Sidecar(url, token)
+        try:
+            yield asking
+        finally:
+            asking.close()
+
+
+def test_a_probe_that_says_no_has_answered() -> None:
+    """503 with a body is how a probe says why not."""
+    with sidecar((503, json.dumps(READINESS).encode())) as asking:
+        assert asking.ask("/readyz", Readiness).phase == "loading"
+
+
+@pytest.mark.parametrize(
+    ("answer", "part"),
+    [
+        ((200, b"<html>"), "did not answer with JSON"),
+        ((200, b"[" * 100_000), "did not answer with JSON"),
+        ((200, b'"x"'), "is not as version"),
+        ((404, b"{}"), "HTTP 404"),
+        ((307, b""), "HTTP 307"),
+        ((500, b"{}"), "HTTP 500"),
+        ((200, b'{"ready": 3, "phase": "x\\u001b[2J"}'), "is not as version"),
+    ],
+)
+def test_no_sidecar(answer: Answer, part: str) -> None:
+    """Something else that listens there is told in one printable line; a redirect is not followed."""
+    with sidecar(answer) as asking, pytest.raises(NotUnderstood, match=part) as caught:
+        asking.ask("/readyz", Readiness)
+    assert str(caught.value).isprintable()
+
+
+def test_an_answer_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It must not fill the memory of the machine that watches."""
+    monkeypatch.setattr(client, "MAX_ANSWER_BYTES", 1000)
+    with sidecar((200, b" " * 5000)) as asking, pytest.raises(NotUnderstood, match="more than 1000 bytes"):
+        asking.ask("/readyz", Readiness)
+
+
+def test_nobody() -> None:
+    """A refused connection is silence, with its reason."""
+    with answering(lambda path, header: (200, b"")) as url:
+        pass
+    asking = Sidecar(url, None)
+    with pytest.raises(NoAnswer, match="refused"):
+        asking.ask("/livez", Alive)
+    asking.close()
+
+
+def test_the_token_is_sent_and_never_told() -> None:
+    """The sidecar's bearer token; one that it refuses is the operator's to mend."""
+
+    def answer(path: str, header: str | None) -> Answer:
+        return (200, b"{}") if header == "Bearer right" else (401, b"{}")
+
+    with answering(answer) as url:
+        right, wrong, none = (Sidecar(url, token) for token in ("right", "wrong-one", None))
+        assert right.ask("/livez", Alive) == Alive()
+        for asking in (wrong, none):
+            with pytest.raises(OperatorError) as caught:
+                asking.ask("/livez", Alive)
+            assert caught.value.exit_code == ExitCode.USAGE
+            assert "--token-file" in str(caught.value)
+            assert "wrong-one" not in str(caught.value)
+        for asking in (right, wrong, none):
+            asking.close()
+
+
+def test_what_a_newer_version_added_is_left_out() -> None:
+    """An older terminal must go on showing what it knows."""
+    reason = {"code": "starting", "message": "It starts.", "since": 3}
+    newer = READINESS | {"reasons": [reason], "region": "north", "more": {"x": [1]}}
+    assert understood("/readyz", Readiness, newer).reasons[0].message == "It starts."
+
+
+def test_what_another_version_lacks_is_told() -> None:
+    """In one line that names the place, and not as an empty answer."""
+    with pytest.raises(NotUnderstood, match=r"/readyz is not as version .* knows it: ready: ") as caught:
+        understood("/readyz", Readiness, {key: READINESS[key] for key in READINESS if key != "ready"})
+    assert "\n" not in str(caught.value)
+
+
+@given(st.text())
+def test_no_text_commands_the_terminal(text: str) -> None:
+    """Escape sequences, line ends, and marks that turn the direction of writing are written out."""
+    told = printable(text)
+    assert told.isprintable()
+    assert told == text or not text.isprintable()
+
+
+def test_every_text_of_an_answer_is_cleaned() -> None:
+    """Names of files and what an engine's process said come from anywhere."""
+    evil = "\x1b]0;owned\x07\u202e\ud800\r\n"
+    seen = understood(
+        "/readyz", Readiness, READINESS | {"reasons": [{"code": "ended", "message": evil}], evil: 1}
+    )
+    assert seen.reasons[0].message == "\\x1b]0;owned\\x07\\u202e\\ud800\\r\\n"

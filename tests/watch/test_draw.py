@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an operator reads in a terminal."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import BaseModel
+
+from kimi_k3.sidecar.memory import RankMemory
+from kimi_k3.sidecar.warning import Advice, Severity, Warnings
+from kimi_k3.watch.draw import bar, duration, figure, gib
+from kimi_k3.words.phases import Phase
+from tests.replay.test_replay import PASSED
+from tests.sidecar.builders import NOW as MOMENT
+from tests.sidecar.builders import health, journal, lossless, rank, supervisor
+
+from .pictures import NOW, picture, replayed, shown
+
+
+@pytest.mark.parametrize("phase", PASSED)
+@pytest.mark.parametrize("width", [80, 120])
+def test_it_fits_the_terminal(phase: Phase, width: int) -> None:
+    """A line that the terminal wraps itself breaks every column below it."""
+    text = shown(replayed(phase), width=width)
+    assert max(map(len, text.splitlines())) <= width
+    assert phase.description.split(",")[0].split("'")[0][:20] in text
+    assert "\x1b" not in text
+
+
+def test_converting() -> None:
+    """How far each rank is, what it costs, which layer is bad, and what is left."""
+    text = shown(replayed(Phase.CONVERTING))
+    assert text.startswith("NOT READY  putting the experts' weights into place")
+    assert re.search(r"> converting +[\d min]+ s +#+\.+ +\d+ %  [\d min]+ s left", text)
+    assert re.search(r"  loading +\d+ min \d+ s  done", text)
+    ranks = re.findall(r"^ +(\d)  #{10} 100 %  [#.]{10} +\d+ %  2\d\d\.\d, ", text, re.MULTILINE)
+    assert ranks == [str(number) for number in range(8)]
+    assert "scale rule mse, no negative" in text
+    assert "signs-refused" in text
+
+
+def test_ready() -> None:
+    """The one word that matters comes first; the worst layer is told."""
+    text = shown(replayed(Phase.READY))
+    assert text.startswith("READY  serving")
+    assert re.search(r"worst layers:\n.*\n +61 w2 +0\.01", text)
+    assert "1536 of 1536" in text
+
+
+def test_lossless() -> None:
+    """No column and no figure of a conversion that did not happen."""
+    text = shown(picture(lossless(), MOMENT, health()))
+    assert "MXFP4" in text
+    assert not re.search(r"rank +loaded +converted", text)
+    assert "relative error" not in text
+
+
+def test_unknown_is_not_zero() -> None:
+    """A rank that has measured nothing is told as such."""
+    text = shown(picture(journal(supervisor(), rank(0, loading=None)), MOMENT, health()))
+    assert re.search(r"^ +0  \? +\?, \?, \?, \?", text, re.MULTILINE)
+
+
+def test_nobody_has_reported() -> None:
+    """An empty state directory is not ready, and the way out is told."""
+    text = shown(picture(journal(None), MOMENT, None))
+    assert text.startswith("NOT READY  no supervisor has reported")
+    assert "supervisor-missing" in text
+
+
+def test_old_is_never_shown_as_live() -> None:
+    """Whoever looks away and back must see at once that nobody answers."""
+    silent = replace(replayed(Phase.READY), error="Connection refused")
+    text = shown(silent, NOW + 12)
+    assert text.startswith("http://127.0.0.1:8001: no answer since 12 s: Connection refused\n")
+    assert "What follows is 12 s old." in text
+    assert not re.search(r"^READY", text, re.MULTILINE)
+    never = replace(silent, answered=None, startup=None, status=None, readiness=None)
+    assert shown(never, NOW).startswith("http://127.0.0.1:8001: no answer since 1 min 40 s: ")
+
+
+def test_a_slow_answer_grows_old() -> None:
+    """A sidecar that hangs in the middle of an answer has not said anything new either."""
+    seen = replayed(Phase.READY)
+    assert seen.seen_at(NOW + 4).error is None
+    assert shown(seen.seen_at(NOW + 6), NOW + 6).startswith("http://127.0.0.1:8001: no answer since 6 s")
+
+
+def test_figures_that_are_asked_for_less_often_tell_their_age() -> None:
+    """Memory and conversion are half a megabyte each, so they are not asked for each second."""
+    assert "planned (4 s ago)" in shown(replace(replayed(Phase.READY), answered=NOW + 4), NOW + 4)
+
+
+def test_the_worst_comes_first() -> None:
+    """A critical warning below the edge of the screen would not be seen."""
+    advice = [
+        Advice.model_construct(code="mild", severity=Severity.WARNING, message="m", since=None),
+        Advice.model_construct(code="grave", severity=Severity.CRITICAL, message="g", since=None),
+    ]
+    seen = replace(replayed(Phase.READY), warnings=Warnings.model_construct(warnings=advice))
+    text = shown(seen)
+    assert text.index("critical grave") < text.index("warning mild") < text.index("preflight")
+
+
+class _Planned(BaseModel):
+    weights_bytes: int
+    kv_cache_bytes: int
+    transient_bytes: int
+
+
+class _By(BaseModel):
+    by: str
+
+
+def test_remedies_acknowledgements_and_plan() -> None:
+    """Where the sidecar tells them they stand beside what they belong to."""
+    given: Any = {
+        "code": "x",
+        "severity": Severity.WARNING,
+        "message": "It is so.",
+        "since": None,
+        "remedy": "Mend it.",
+        "acknowledged": _By(by="Ada"),
+    }
+
+    class Full(Advice):
+        remedy: str
+        acknowledged: _By
+
+    class Rank(RankMemory):
+        planned: _Planned
+
+    seen = replayed(Phase.READY)
+    assert seen.memory is not None
+    planned = _Planned(weights_bytes=200 * 2**30, kv_cache_bytes=8 * 2**30, transient_bytes=2**30)
+    ranks = [
+        Rank.model_construct(rank=one.rank, reading=one.reading, planned=planned) for one in seen.memory.ranks
+    ]
+    text = shown(
+        replace(
+            seen,
+            warnings=Warnings.model_construct(warnings=[Full.model_construct(**given)]),
+            memory=seen.memory.model_copy(update={"ranks": ranks}),
+        )
+    )
+    assert "warning x: It is so. To do: Mend it. Acknowledged by Ada." in text
+    assert "256.0, 209.0" in text
+
+
+def test_many_ranks() -> None:
+    """Of more ranks than fit those that are behind are told."""
+    ranks = [rank(number, loading=None) for number in range(64)]
+    text = shown(picture(journal(supervisor(world_size=64), *ranks), MOMENT, health()))
+    assert "and 48 more ranks, which are further" in text
+
+
+@given(st.one_of(st.none(), st.floats(allow_nan=False, min_value=-1, max_value=2)))
+def test_a_bar_has_one_width(fraction: float | None) -> None:
+    """Columns stay where they are, unknown is no bar, and 100 % means all of it."""
+    text = bar(fraction)
+    assert len(text) in (1, 16)
+    assert (text == "?") is (fraction is None)
+    assert ("100 %" in text) is (fraction is not None and fraction >= 1)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [
+        (None, "?"),
+        (0.4, "0 s"),
+        (59.4, "59 s"),
+        (59.6, "1 min 0 s"),
+        (3600, "1 h 0 min"),
+        (90061, "25 h 1 min"),
+    ],
+)
+def test_duration(seconds: float | None, words: str) -> None:
+    """In words that are short enough for a column."""
+    assert duration(seconds) == words
+
+
+def test_numbers() -> None:
+    """Unknown is a question mark in every column."""
+    assert (gib(None), gib(2**30), figure(None), figure(0.0042)) == ("?", "1.0", "?", "0.0042")
