@@ -26,7 +26,6 @@ from kimi_k3.words.phases import Phase
 from kimi_k3.words.weights import Projection, Weights
 from tests.sidecar.builders import (
     NOW,
-    REQUANTISATION,
     START,
     START_ID,
     at,
@@ -113,7 +112,9 @@ def stale(world_size: int = 8) -> Journal:
 def lossless() -> Journal:
     """Serving the checkpoint's own values."""
     canary = Canary(at=at(18.4), seconds=0.8, completion_tokens=8)
-    seen = _deployment(Phase.READY, now=NOW, world_size=8, canary=canary, weights=Weights.MXFP4, requantisation=None)
+    seen = _deployment(
+        Phase.READY, now=NOW, world_size=8, canary=canary, weights=Weights.MXFP4, requantisation=None
+    )
     assert seen.supervisor is not None
     ranks = [
         one.model_copy(update={"weights": Weights.MXFP4, "requantisation": None, "conversions": ()})
@@ -134,12 +135,19 @@ def _deployment(
     phase: Phase, *, now: datetime, world_size: int, read: float = 1.0, layers: int = 0, **changes: Any
 ) -> Journal:
     """The clock of the tests stands still at ``NOW``: the story is moved so that it is ``now`` then."""
-    given: dict[str, Any] = {"checkpoint": CHECKPOINT, "world_size": world_size, "phases": _changes(phase), "canary": None}
+    given: dict[str, Any] = {
+        "checkpoint": CHECKPOINT,
+        "world_size": world_size,
+        "phases": _changes(phase),
+        "canary": None,
+    }
     supervisor = lossy_supervisor(**(given | changes))
     ranks = [
         lossy_rank(
             number,
-            phases=tuple(change for change in _changes(phase) if change.phase.position >= Phase.LOADING.position),
+            phases=tuple(
+                change for change in _changes(phase) if change.phase.position >= Phase.LOADING.position
+            ),
             loading=_loading(read * (0.72 if number == 5 and read < 1 else 1.0)),
             conversions=_conversions(number, layers),
             memory=MemoryReading(
@@ -198,7 +206,8 @@ def _moved(seen: Journal, by: timedelta) -> Journal:
         update["ending"] = supervisor.ending.model_copy(update={"at": supervisor.ending.at + by})
     ranks: list[RankRecord] = []
     for one in seen.ranks:
-        assert one.loading is not None and one.loading.began_at is not None
+        assert one.loading is not None
+        assert one.loading.began_at is not None
         moved_loading = one.loading.model_copy(update={"began_at": one.loading.began_at + by})
         ranks.append(one.model_copy(update={"phases": later(one.phases), "loading": moved_loading}))
     return journal(supervisor.model_copy(update=update), *ranks)

@@ -70,7 +70,7 @@ def test_scene(sidecar: Sidecar, look: Open, name: str, width: int) -> None:
         assert page.title().startswith(title)
         assert page.evaluate("document.documentElement.scrollWidth") == width
         for scheme in ("light", "dark"):
-            page.emulate_media(color_scheme=scheme, reduced_motion="reduce")  # type: ignore[arg-type]
+            page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
             assert faults(page) == []
 
 
@@ -166,7 +166,8 @@ def test_names_stay_text(sidecar: Sidecar, look: Open) -> None:
     """What a checkpoint, a flag or a log says must not become part of the page."""
     evil = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>"
     seen = scenes.failed()
-    assert seen.supervisor is not None and seen.supervisor.ending is not None
+    assert seen.supervisor is not None
+    assert seen.supervisor.ending is not None
     ending = seen.supervisor.ending.model_copy(update={"reason": evil})
     record = seen.supervisor.model_copy(update={"served_model_name": evil, "profile": evil, "ending": ending})
     told = seen.failures[0].model_copy(update={"what": evil, "remedy": evil})

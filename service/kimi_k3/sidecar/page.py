@@ -36,7 +36,9 @@ def build(html: str, read: dict[str, str]) -> tuple[str, str]:
     def put(tag: str, name: str) -> str:
         text = read[name]
         if f"</{tag}" in text.lower() or "<!--" in text:
-            raise ValueError(f"{name} holds </{tag} or <!--, which ends or changes its element; write it apart")
+            raise ValueError(
+                f"{name} holds </{tag} or <!--, which ends or changes its element; write it apart"
+            )
         hashes[tag].append(f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'")
         return f"<{tag}>{text}</{tag}>"
 

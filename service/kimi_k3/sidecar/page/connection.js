@@ -47,8 +47,10 @@ async function ask(path, options = {}) {
 
 /** Events from a stream's text so far, and the text that is left; see "Server-sent events" in the HTML standard. */
 function parseEvents(text) {
-  const blocks = text.replace(/\r\n?/g, "\n").split("\n\n");
-  const rest = blocks.pop();
+  // A carriage return at the end may be half of a line's end.
+  const half = text.endsWith("\r") ? "\r" : "";
+  const blocks = text.slice(0, text.length - half.length).replace(/\r\n?/g, "\n").split("\n\n");
+  const rest = blocks.pop() + half;
   const events = blocks.map((block) => {
     const event = { id: null, kind: "message", data: "", retry: null };
     for (const line of block.split("\n")) {

@@ -101,6 +101,8 @@ function stateView(state, now) {
   return h("section", { key: "state", id: "state", class: `card state ${tone}`, tabindex: "-1", "aria-labelledby": "state-title" },
     h("h2", { id: "state-title" }, title, rest && h("span", { class: "rest" }, h("span", { class: "dash" }, " – "), rest)),
     lines.map((line) => h("p", {}, line)),
+    state.strange.length > 0 && h("p", { class: "trouble" },
+      `This page does not understand what the sidecar says about ${state.strange.join(", ")}; reload it, it may be of another version.`),
     isKnown(fraction) && bar(fraction, "whole"),
     h("h3", { class: "unseen" }, "Phases"),
     timelineView(state, now),

@@ -31,11 +31,29 @@ const NOTHING = {
   /** The warning whose acknowledgement is being written, and what came of the last one. */
   writing: null,
   trouble: null,
+  /** Kinds whose last answer this page does not understand. @type {string[]} */
+  strange: [],
+};
+
+/** What an answer must have to be shown; a page that is left open may outlive its sidecar's version. */
+const NEEDED = {
+  startup: ["phase", "description", "ranks"],
+  ranks: ["ranks"],
+  readiness: ["ready", "reasons"],
+  status: ["deployment", "history", "weights", "failures", "versions"],
+  conversion: ["layers", "note"],
+  converted: ["layer", "projection", "ranks_done"],
+  memory: ["ranks", "host"],
+  warnings: ["warnings"],
 };
 
 /** One answer of `kind`, read at `now`. An unknown kind changes nothing but that the sidecar was heard. */
 function received(state, kind, data, now, wall) {
-  const heard = { ...state, heard: now, answers: true };
+  const strange = state.strange.filter((one) => one !== kind);
+  const heard = { ...state, heard: now, answers: true, strange };
+  if (!(NEEDED[kind] ?? []).every((key) => data && typeof data === "object" && key in data)) {
+    return { ...heard, strange: [...strange, kind] };
+  }
   const stamped = (change) => ({ ...heard, ...change, at: { ...state.at, [kind]: now } });
   switch (kind) {
     case "startup":
