@@ -88,7 +88,7 @@ def look(chromium: Browser) -> Open:
 @pytest.fixture
 def sidecar(tmp_path: Path) -> Iterator[Callable[[Journal], str]]:
     """Writes a journal and answers the URL of a real sidecar over it, whose engine is healthy."""
-    settings = Settings(state_dir=tmp_path, poll_seconds=60)
+    settings = Settings(state_dir=tmp_path, poll_seconds=0.1)
     with fake_engine() as engine, serving(create_app(settings, clock=lambda: NOW)) as url:
 
         def show(seen: Journal) -> str:

@@ -5,12 +5,10 @@ from __future__ import annotations
 
 import math
 from datetime import datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 from kimi_k3.journal.models import (
     Canary,
-    CheckpointSummary,
     Ending,
     Explanation,
     FailureRecord,
@@ -19,7 +17,6 @@ from kimi_k3.journal.models import (
     PhaseChange,
     ProjectionConversion,
     RankRecord,
-    SupervisorRecord,
 )
 from kimi_k3.journal.reader import Journal
 from kimi_k3.words.phases import Phase
@@ -33,6 +30,7 @@ from tests.sidecar.builders import (
     journal,
     lossy_rank,
     lossy_supervisor,
+    supervisor,
 )
 
 GIB = 2**30
@@ -47,13 +45,14 @@ MINUTES = {
     Phase.WARMING: 18.0,
     Phase.READY: 18.5,
 }
-CHECKPOINT = CheckpointSummary(
-    path=Path("/models/kimi-k3"),
-    total_bytes=1453 * GIB,
-    shards=96,
-    decoder_layers=LAYERS,
-    moe_layers=MOE_LAYERS,
-    experts=896,
+CHECKPOINT = supervisor().checkpoint.model_copy(
+    update={
+        "total_bytes": 1453 * GIB,
+        "shards": 96,
+        "decoder_layers": LAYERS,
+        "moe_layers": MOE_LAYERS,
+        "experts": 896,
+    }
 )
 
 
@@ -141,7 +140,7 @@ def _deployment(
         "phases": _changes(phase),
         "canary": None,
     }
-    supervisor = lossy_supervisor(**(given | changes))
+    record = lossy_supervisor(**(given | changes))
     ranks = [
         lossy_rank(
             number,
@@ -159,7 +158,7 @@ def _deployment(
         )
         for number in range(world_size)
     ]
-    return _moved(journal(supervisor, *ranks), NOW - now)
+    return _moved(journal(record, *ranks), NOW - now)
 
 
 def _loading(read: float) -> Loading:
@@ -197,17 +196,17 @@ def _moved(seen: Journal, by: timedelta) -> Journal:
     def later(changes: tuple[PhaseChange, ...]) -> tuple[PhaseChange, ...]:
         return tuple(change.model_copy(update={"at": change.at + by}) for change in changes)
 
-    supervisor = seen.supervisor
-    assert isinstance(supervisor, SupervisorRecord)
-    update: dict[str, Any] = {"started_at": START + by, "phases": later(supervisor.phases)}
-    if supervisor.canary is not None:
-        update["canary"] = supervisor.canary.model_copy(update={"at": supervisor.canary.at + by})
-    if supervisor.ending is not None:
-        update["ending"] = supervisor.ending.model_copy(update={"at": supervisor.ending.at + by})
+    record = seen.supervisor
+    assert record is not None
+    update: dict[str, Any] = {"started_at": START + by, "phases": later(record.phases)}
+    if record.canary is not None:
+        update["canary"] = record.canary.model_copy(update={"at": record.canary.at + by})
+    if record.ending is not None:
+        update["ending"] = record.ending.model_copy(update={"at": record.ending.at + by})
     ranks: list[RankRecord] = []
     for one in seen.ranks:
         assert one.loading is not None
         assert one.loading.began_at is not None
         moved_loading = one.loading.model_copy(update={"began_at": one.loading.began_at + by})
         ranks.append(one.model_copy(update={"phases": later(one.phases), "loading": moved_loading}))
-    return journal(supervisor.model_copy(update=update), *ranks)
+    return journal(record.model_copy(update=update), *ranks)

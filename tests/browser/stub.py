@@ -158,8 +158,9 @@ def answers(seen: Journal) -> dict[str, Any]:
     for rank in memory["ranks"]:
         rank["planned"] = {
             "weights_bytes": 190 * GIB,
+            "transient_bytes": 25 * GIB,
+            "step_bytes": 8 * GIB,
             "kv_cache_bytes": 30 * GIB,
-            "transient_bytes": 8 * GIB,
             "limit_bytes": 243 * GIB,
         }
         rank["actual"] = {

@@ -6,12 +6,17 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any
 
 import pytest
 from playwright.sync_api import expect
+from pydantic import SecretStr
 
 from kimi_k3.journal.reader import Journal
+from kimi_k3.sidecar.app import create_app
+from kimi_k3.sidecar.settings import Settings
+from tests.sidecar.builders import NOW, write
 from tests.sidecar.serving import serving, wait_until
 
 from . import scenes
@@ -177,19 +182,48 @@ def test_token(stub: Serve, look: Open) -> None:
             expect(page.locator("h1")).to_have_text("kimi-k3")
 
 
+def test_real_acknowledgement(sidecar: Callable[[Journal], str], look: Open) -> None:
+    """The sidecar keeps it: who opens the page later sees who knows of the matter."""
+    url = sidecar(scenes.ready())
+    with look(url) as page:
+        page.get_by_role("button", name="Acknowledge").click()
+        page.get_by_label("Your name").fill("Ada")
+        page.get_by_label("Note").fill("agreed")
+        page.get_by_label("Note").press("Enter")
+        expect(page.locator("#matter-lossy-weights")).to_contain_text("Acknowledged by Ada")
+    with look(url) as page:
+        expect(page.locator("#matter-lossy-weights")).to_contain_text("Acknowledged by Ada")
+        page.get_by_role("button", name="Withdraw").click()
+        expect(page.get_by_role("button", name="Acknowledge")).to_be_visible()
+
+
+def test_real_token(tmp_path: Path, look: Open) -> None:
+    """The sidecar serves the page to everybody, and what it shows to those with the token."""
+    write(tmp_path, scenes.loading())
+    settings = Settings(state_dir=tmp_path, token=SecretStr("a-token-that-is-long-enough"))
+    with serving(create_app(settings, clock=lambda: NOW)) as url, look(url) as page:
+        page.get_by_role("textbox", name="Token").fill("a-token-that-is-long-enough")
+        page.get_by_role("button", name="Unlock").click()
+        expect(page.locator("h1")).to_have_text("kimi-k3")
+        expect(page.locator(".contact")).to_have_text("Live")
+
+
 @pytest.mark.parametrize("width", [1280, 390])
 def test_planned_and_actual_memory(stub: Serve, look: Open, width: int) -> None:
     """The plan stands beside what was measured; what nobody measured is not in the bar."""
     with stub(scenes.ready(), streams=False) as (told, url), look(url, width=width) as page:
         row = page.locator("#memory .memory li").first
-        expect(row).to_contain_text("Actual 201 GiB")
-        expect(row).to_contain_text("of 256 GiB, peak 214 GiB, free 55 GiB: weights 188 GiB, other 13 GiB")
+        expect(row).to_contain_text("Actual 201 of 256 GiB")
+        expect(row).to_contain_text("weights 188 GiB, other 13 GiB, peak 214 GiB, free 55 GiB")
         expect(row).to_contain_text("Planned 228 GiB")
-        expect(row).to_contain_text("limit 243 GiB: weights 190 GiB, KV cache 30 GiB, transient 8 GiB")
+        expect(row).to_contain_text(
+            "weights 190 GiB, one step of the model 8 GiB, KV cache 30 GiB, "
+            "peak while loading 215 GiB, limit 243 GiB"
+        )
         expect(page.locator("#memory .places li").first).to_contain_text("card1")
         expect(page.locator("#memory .places li").first).to_contain_text("Used 202 GiB of 256 GiB")
         expect(page.locator("#memory .keys")).to_have_text(
-            "weightsKV cachetransientotherpeaklimit of the plan"
+            "weightsone step of the modelKV cacheotherpeakplanned peak while loadinglimit of the plan"
         )
         assert page.evaluate("document.documentElement.scrollWidth") == width
         assert faults(page) == []

@@ -128,7 +128,8 @@ def test_older_report_of_a_layer_is_left_out(ask: Any) -> None:
 
 def test_clock_of_this_machine_may_be_wrong(ask: Any) -> None:
     """Ages are told by the sidecar's clock, which is the journal's."""
-    status = {"deployment": {"updated_at": "2026-05-01T12:00:00Z", "age_seconds": 2, "start_id": "a"}}
+    status: dict[str, Any] = dict.fromkeys(("history", "weights", "failures", "versions"))
+    status["deployment"] = {"updated_at": "2026-05-01T12:00:00Z", "age_seconds": 2, "start_id": "a"}
     state = f"received(NOTHING, 'status', {json.dumps(status)}, 0, Date.parse('2031-01-01T00:00:00Z'))"
     ago = f"secondsAgo({state}, '2026-05-01T11:59:00Z', Date.parse('2031-01-01T00:00:08Z'))"
     assert ask(ago) == 70
@@ -141,6 +142,14 @@ def test_memory_of_older_and_newer_sidecars(ask: Any) -> None:
     new = {"rank": 0, "actual": {"weights_bytes": 3, "used_bytes": 5, "free_bytes": 4}}
     assert ask(f"rankMemory({json.dumps(new)}).actual") == [["weights", 3], ["cache", None], ["other", 2]]
     assert ask(f"rankMemory({json.dumps(new)}).total") == 9
+
+
+def test_peak_of_loading_is_not_part_of_the_plan(ask: Any) -> None:
+    """Loading is over before there is a cache; adding both would show a plan beyond its limit."""
+    plan = {"weights_bytes": 5, "transient_bytes": 3, "step_bytes": 1, "kv_cache_bytes": 2, "limit_bytes": 9}
+    found = ask(f"rankMemory({json.dumps({'rank': 0, 'planned': plan})})")
+    assert found["planned"] == [["weights", 5], ["step", 1], ["cache", 2]]
+    assert (found["loading"], found["limit"]) == (8, 9)
 
 
 def test_elements_are_kept(ask: Any) -> None:

@@ -5,7 +5,7 @@
 function tokenView(state) {
   if (!state.locked) return null;
   return card("token", "This sidecar asks for a token",
-    h("p", {}, "Without it only the state can be shown. It is kept until this tab is closed."),
+    h("p", {}, "Without it only the state and the ranks' progress can be shown. It is kept until this tab is closed."),
     h("form", { "data-action": "unlock", class: "row" },
       h("label", {}, "Token", h("input", { name: "token", type: "password", required: true, autocomplete: "off" })),
       h("button", { type: "submit" }, "Unlock")),
@@ -58,7 +58,7 @@ function warningView(state, warning, id, wall, name) {
       h("span", { class: `badge ${warning.severity}` }, SEVERITY[warning.severity] ?? warning.severity), " ", warning.message),
     remedyView(warning.remedy),
     h("p", { class: "quiet" }, h("code", {}, warning.code),
-      warning.since ? [", since ", moment(state, warning.since, wall)] : `, since ${UNKNOWN}`, "."),
+      warning.since ? [", for ", lasting(state, warning.since, wall)] : ", since an unknown time", "."),
     acknowledged && h("p", { class: "by" }, "Acknowledged by ", h("strong", {}, acknowledged.by), " ", moment(state, acknowledged.at, wall),
       acknowledged.note ? [": ", h("q", {}, acknowledged.note)] : ""),
     warning.acknowledgeable && (acknowledged

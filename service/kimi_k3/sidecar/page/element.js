@@ -82,6 +82,9 @@ const bar = (share, kind = "") =>
   h("span", { class: `bar ${kind} ${isKnown(share) ? "" : "blank"}`.trim(), "aria-hidden": "true" },
     h("span", { class: "fill", vars: { "--share": isKnown(share) ? Math.min(1, Math.max(0, share)) : 0 } }));
 
-/** A moment: relative to the eye, exact for who hovers or parses. */
-const moment = (state, iso, wall) =>
-  iso ? h("time", { datetime: iso, title: iso }, `${duration(secondsAgo(state, iso, wall))} ago`) : "an unknown time";
+/** How long something has lasted; exact for who hovers or parses. */
+const lasting = (state, iso, wall, after = "") =>
+  iso ? h("time", { datetime: iso, title: iso }, `${duration(secondsAgo(state, iso, wall))}${after}`) : "an unknown time";
+
+/** How long ago a moment was. */
+const moment = (state, iso, wall) => lasting(state, iso, wall, " ago");

@@ -16,9 +16,11 @@ function rankMemory(rank) {
   return {
     planned: planned && [
       ["weights", planned.weights_bytes],
-      ["cache", planned.kv_cache_bytes],
-      ["transient", planned.transient_bytes],
+      ["step", planned.step_bytes ?? null],
+      ["cache", planned.kv_cache_bytes ?? null],
     ],
+    // Loading ends before there is a cache: its peak is a mark of its own, not a part of what is kept.
+    loading: isKnown(planned?.transient_bytes) ? planned.weights_bytes + planned.transient_bytes : null,
     actual: isKnown(used) || isKnown(weights) || isKnown(cache) ? [
       ["weights", weights],
       ["cache", cache],
@@ -36,14 +38,14 @@ function rankMemory(rank) {
 /** Of what is known; for a bar's length, not for a figure. */
 const partsSum = (parts) => (parts ?? []).reduce((sum, [, bytes]) => sum + (bytes ?? 0), 0);
 
-const PARTS = { weights: "weights", cache: "KV cache", transient: "transient", used: "in use", other: "other" };
+const PARTS = { weights: "weights", step: "one step of the model", cache: "KV cache", used: "in use", other: "other" };
 
 function memoryView(state) {
   const { memory } = state;
   if (!memory) return null;
   const ranks = memory.ranks.map((rank) => ({ number: rank.rank, ...rankMemory(rank) }));
   // One scale for all, so that ranks compare.
-  const scale = Math.max(1, ...ranks.map((rank) => Math.max(rank.total ?? 0, rank.limit ?? 0, rank.peak ?? 0, partsSum(rank.planned), partsSum(rank.actual))));
+  const scale = Math.max(1, ...ranks.map((rank) => Math.max(rank.total ?? 0, rank.limit ?? 0, rank.peak ?? 0, rank.loading ?? 0, partsSum(rank.planned), partsSum(rank.actual))));
   const planned = ranks.some((rank) => rank.planned);
   return card("memory", "Memory",
     !ranks.length && h("p", { class: "quiet" }, "No rank has reported its memory."),
@@ -62,9 +64,11 @@ const machineUsed = ({ total_bytes: total, available_bytes: available }) =>
   isKnown(total) && isKnown(available) ? total - available : null;
 
 function groupWords(group) {
+  const use = [["processes", group.use?.anon], ["page cache", group.use?.file], ["shared memory", group.use?.shmem]]
+    .filter(([, bytes]) => isKnown(bytes)).map(([name, bytes]) => `, ${name} ${size(bytes)}`).join("");
   const peak = isKnown(group.peak_bytes) ? `, peak ${size(group.peak_bytes)}` : "";
   const kills = isKnown(group.oom_kills) ? `, killed for memory: ${count(group.oom_kills)}` : "";
-  return peak + kills;
+  return use + peak + kills;
 }
 
 function memoryLegend(ranks) {
@@ -73,26 +77,26 @@ function memoryLegend(ranks) {
   return h("ul", { class: "keys" },
     present.map((part) => h("li", {}, h("span", { class: `swatch ${part}`, "aria-hidden": "true" }), PARTS[part])),
     ranks.some((rank) => isKnown(rank.peak)) && h("li", {}, h("span", { class: "swatch peak", "aria-hidden": "true" }), "peak"),
+    ranks.some((rank) => isKnown(rank.loading)) && h("li", {}, h("span", { class: "swatch loading", "aria-hidden": "true" }), "planned peak while loading"),
     ranks.some((rank) => isKnown(rank.limit)) && h("li", {}, h("span", { class: "swatch limit", "aria-hidden": "true" }), "limit of the plan"));
 }
 
 function rankMemoryView(rank, scale, planned) {
-  const detail = (parts) => parts.filter(([, bytes]) => isKnown(bytes)).map(([name, bytes]) => `${PARTS[name]} ${size(bytes, scale)}`).join(", ");
-  const of = isKnown(rank.total) ? ` of ${size(rank.total, scale)}` : "";
-  const peak = isKnown(rank.peak) ? `, peak ${size(rank.peak, scale)}` : "";
-  const free = isKnown(rank.free) ? `, free ${size(rank.free, scale)}` : "";
-  const parts = rank.actual?.some(([name, bytes]) => name !== "other" && name !== "used" && isKnown(bytes)) ? `: ${detail(rank.actual)}` : "";
+  const told = (words, bytes) => (isKnown(bytes) ? `${words} ${size(bytes, scale)}` : null);
+  const list = (...words) => words.flat().filter(Boolean).join(", ");
+  const parts = (of) => (of ?? []).filter(([name]) => name !== "used").map(([name, bytes]) => told(PARTS[name], bytes));
+  const allPlanned = rank.planned?.every(([, bytes]) => isKnown(bytes)) ? partsSum(rank.planned) : null;
   return h("li", { key: rank.number },
     h("span", { class: "who" }, h("span", { class: "rank" }, `Rank ${rank.number}`),
       rank.kind === "host" && h("span", { class: "quiet" }, "host memory")),
     h("span", { class: "gauge" },
-      h("span", { class: "label" }, "Actual ", h("b", {}, size(rank.used, scale))), " ",
-      h("span", { class: "figures" }, rank.actual ? `${of}${peak}${free}${parts}`.replace(/^[,:]? /, "") : "not measured"),
+      h("span", { class: "label" }, "Actual ", h("b", {}, isKnown(rank.total) ? sizeOf(rank.used, rank.total) : size(rank.used, scale))), " ",
+      h("span", { class: "figures" }, rank.actual ? list(parts(rank.actual), told("peak", rank.peak), told("free", rank.free)) : "not measured"),
       stack(rank.actual, scale, [["peak", rank.peak]])),
-    planned && h("span", { class: "gauge" },
-      h("span", { class: "label" }, "Planned ", h("b", {}, rank.planned ? size(partsSum(rank.planned), scale) : UNKNOWN)), " ",
-      h("span", { class: "figures" }, rank.planned ? `limit ${size(rank.limit, scale)}: ${detail(rank.planned)}` : "no plan"),
-      stack(rank.planned, scale, [["limit", rank.limit]])));
+    planned && h("span", { class: "gauge planned" },
+      h("span", { class: "label" }, "Planned ", h("b", {}, size(allPlanned, scale))), " ",
+      h("span", { class: "figures" }, rank.planned ? list(parts(rank.planned), told("peak while loading", rank.loading), told("limit", rank.limit)) : "no plan"),
+      stack(rank.planned, scale, [["loading", rank.loading], ["limit", rank.limit]])));
 }
 
 /** A bar of several parts with marks on it, all on one scale; for the eye only. */

@@ -104,7 +104,7 @@ function stateView(state, now) {
     state.strange.length > 0 && h("p", { class: "trouble" },
       `This page does not understand what the sidecar says about ${state.strange.join(", ")}; reload it, it may be of another version.`),
     isKnown(fraction) && bar(fraction, "whole"),
-    h("h3", { class: "unseen" }, "Phases"),
+    state.status && h("h3", { class: "unseen" }, "Phases"),
     timelineView(state, now),
     elapsed !== null && h("p", { class: "quiet" }, `${duration(elapsed)} ${state.status?.deployment?.ending ? "from start to end" : "since the start"}.`));
 }
@@ -130,6 +130,8 @@ function timeline(state, now) {
 }
 
 function timelineView(state, now) {
+  // Without the history nobody knows what has passed; only the state itself is told then.
+  if (!state.status) return null;
   const lossy = isLossy(state) ?? true;
   const startup = state.startup;
   const left = liveness(state) === "live" ? roughly(running(state, "startup", startup?.remaining_seconds, now, -1)) : null;
@@ -138,7 +140,7 @@ function timelineView(state, now) {
   return h("ol", { class: "timeline" }, steps.map((step) => {
     const kind = step.phase === "failed" ? "failed" : step.present ? "present" : step.passed ? "passed" : "ahead";
     const rest = step.present && STARTING.includes(step.phase) && startup?.phase === step.phase ? left : null;
-    const spent = ENDED.includes(step.phase) ? "" : step.passed ? duration(step.seconds) : step.present ? "now" : UNKNOWN;
+    const spent = ENDED.includes(step.phase) ? "" : step.passed ? duration(step.seconds) : "now";
     return h("li", { key: step.phase, class: kind, "aria-current": step.present ? "step" : null, title: step.started_at ? `since ${step.started_at}` : null },
       h("span", { class: "name" }, phaseWord(step.phase, lossy)),
       h("span", { class: "spent" }, step.passed || step.present ? spent : [h("span", { "aria-hidden": "true" }, UNKNOWN), h("span", { class: "unseen" }, "not yet")]),
