@@ -39,6 +39,7 @@ from kimi_k3.sidecar.description import (
 )
 from kimi_k3.sidecar.events import Events
 from kimi_k3.sidecar.guard import Guard
+from kimi_k3.sidecar.page import page
 from kimi_k3.sidecar.problems import install_problems
 from kimi_k3.sidecar.samples import Observation
 from kimi_k3.sidecar.settings import Settings
@@ -193,6 +194,7 @@ def create_app(
         body, content_type = await run_in_threadpool(exposition, registry, request.headers.get("accept", ""))
         return Response(body, headers={"Content-Type": content_type})
 
+    app.add_route("/", page)
     describe(app)
     return app
 

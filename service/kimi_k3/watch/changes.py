@@ -71,10 +71,5 @@ def _warnings(picture: Picture) -> list[str]:
     if picture.warnings is None:
         return []
     return [
-        f"{one.severity} {one.code}: {one.message}" + _remedy(getattr(one, "remedy", None))
-        for one in picture.warnings.warnings
+        f"{one.severity} {one.code}: {one.message} To do: {one.remedy}" for one in picture.warnings.warnings
     ]
-
-
-def _remedy(text: str | None) -> str:
-    return f" To do: {text}" if text else ""
