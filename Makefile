@@ -2,7 +2,7 @@
 VENV ?= .venv
 BIN := $(VENV)/bin
 .DEFAULT_GOAL := help
-.PHONY: help install demo replay load test test-fast check format lock clean
+.PHONY: help install browser demo replay load test test-fast check format lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -11,6 +11,9 @@ install: $(VENV)/.installed ## create the virtual environment
 $(VENV)/.installed: requirements.lock pyproject.toml scripts/install
 	@scripts/install $(VENV)
 	@touch $@
+
+browser: ## a Chromium for the tests of the page, where one may be installed
+	@scripts/browser
 
 demo: install ## make a tiny checkpoint, serve it, ask it one question; Ctrl-C ends it
 	@$(BIN)/kimi-k3 demo
@@ -21,10 +24,10 @@ replay: install ## a recorded start of 96 layers on 8 ranks, with the sidecar; A
 load: install ## the sidecar under load for a minute, on one core; prints rows for RESULTS.md
 	@$(BIN)/python -m benchmarks.load $(ARGS)
 
-test: install ## all tests, with a real vLLM on the CPU
+test: install browser ## all tests, with a real vLLM on the CPU
 	$(BIN)/python -m pytest
 
-test-fast: install ## the tests that start no vLLM
+test-fast: install browser ## the tests that start no vLLM
 	$(BIN)/python -m pytest -m "not engine"
 
 check: install ## ruff, mypy strict, the order of the rooms

@@ -10,7 +10,6 @@ from the path up to the root is looked at, and the one with the tightest limit i
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -18,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 PROC = Path("/proc")
 CGROUP = Path("/sys/fs/cgroup")
+SYSFS = Path("/sys")
 
 _MAX = 2**63
 # Version 1 has no word for "no limit"; it shows the largest number of whole pages.
@@ -49,19 +49,22 @@ class CgroupMemory(_Model):
     oom_kills: int | None = Field(description="Processes that the kernel killed for memory.")
 
 
-@dataclass(frozen=True)
-class CgroupUse:
-    """What a control group's memory is used for, in bytes; ``None`` is what the kernel does not tell.
+class DeviceMemory(_Model):
+    """Memory of one GPU as its driver counts it, whoever uses it, in bytes."""
 
-    Attributes:
-        anon: of processes; only ending them frees it.
-        file: page cache, which the kernel gives back under pressure; without shared memory.
-        shmem: shared memory, which stays until its files are removed.
-    """
+    name: str = Field(description="The kernel's name of the device, e.g. card1.")
+    vram_used_bytes: int | None
+    vram_total_bytes: int
 
-    anon: int | None
-    file: int | None
-    shmem: int | None
+
+class CgroupUse(_Model):
+    """What a control group's memory is used for, in bytes; null is what the kernel does not tell."""
+
+    anon: int | None = Field(description="Of processes; only ending them frees it.")
+    file: int | None = Field(
+        description="Page cache, which the kernel gives back under pressure; without shared memory."
+    )
+    shmem: int | None = Field(description="Shared memory, which stays until its files are removed.")
 
 
 def read_cgroup_use(memory: CgroupMemory, cgroup: Path = CGROUP) -> CgroupUse:
@@ -100,6 +103,19 @@ def read_cgroup_memory(proc: Path = PROC, cgroup: Path = CGROUP) -> CgroupMemory
         if controllers == "":
             unified = path
     return None if unified is None else _tightest(cgroup, unified, _read_v2)
+
+
+def read_devices(sysfs: Path = SYSFS) -> list[DeviceMemory]:
+    """The GPUs of the amdgpu driver; empty where there is none."""
+    devices = []
+    for total in sorted(sysfs.glob("class/drm/card[0-9]*/device/mem_info_vram_total")):
+        size = _number(total)
+        if size is not None:
+            used = _number(total.with_name("mem_info_vram_used"))
+            devices.append(
+                DeviceMemory(name=total.parents[1].name, vram_used_bytes=used, vram_total_bytes=size)
+            )
+    return devices
 
 
 def _tightest(

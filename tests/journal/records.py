@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 from kimi_k3.journal.models import CheckpointSummary, FailureRecord, RankRecord, SupervisorRecord
@@ -22,7 +21,7 @@ def supervisor(**changes: Any) -> SupervisorRecord:
         "updated_at": NOW,
         "profile": "tp8",
         "checkpoint": CheckpointSummary(
-            path=Path("/models/k3"), total_bytes=9, shards=1, decoder_layers=2, moe_layers=(1,), experts=4
+            name="k3", total_bytes=9, shards=1, decoder_layers=2, moe_layers=(1,), experts=4
         ),
         "served_model_name": "kimi-k3",
         "weights": Weights.MXFP4,

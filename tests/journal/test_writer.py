@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kimi_k3.journal.models import SUPERVISOR_FILE, Record, rank_file
+from kimi_k3.journal.models import SUPERVISOR_FILE, Notice, Record, rank_file
 from kimi_k3.journal.reader import Journal, read_journal
 from kimi_k3.journal.writer import PatientWriter, write_record
 
@@ -18,15 +18,15 @@ from .records import rank, supervisor
 def test_reader_never_sees_a_part(tmp_path: Path) -> None:
     """A reader that polls while records of changing size are written sees whole ones only."""
     stop = threading.Event()
-    sizes = (1, 4000)
+    sizes = (1, 2000)
     write_record(tmp_path, SUPERVISOR_FILE, supervisor())
 
     def keep_writing() -> None:
         turn = 0
         while not stop.is_set():
             turn += 1
-            argv = ("x" * 50,) * sizes[turn % 2]
-            write_record(tmp_path, SUPERVISOR_FILE, supervisor(argv=argv))
+            notices = (Notice(check="x", what="x" * 50, remedy=""),) * sizes[turn % 2]
+            write_record(tmp_path, SUPERVISOR_FILE, supervisor(notices=notices))
             write_record(tmp_path, rank_file(0), rank(0, pid=turn))
 
     writer = threading.Thread(target=keep_writing)
@@ -38,7 +38,7 @@ def test_reader_never_sees_a_part(tmp_path: Path) -> None:
         stop.set()
         writer.join()
     assert [journal.faults for journal in seen if journal.faults] == []
-    assert {len(journal.supervisor.argv) for journal in seen if journal.supervisor} >= set(sizes)
+    assert {len(journal.supervisor.notices) for journal in seen if journal.supervisor} >= set(sizes)
     assert len({journal.ranks for journal in seen}) > 1
 
 

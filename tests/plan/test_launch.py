@@ -45,6 +45,8 @@ DEPLOYMENT = Deployment(
     expert_parallel=False,
     start_timeout=600,
     drain_timeout=30,
+    readiness_delay=0,
+    hang_timeout=360,
     guarded=False,
 )
 INT4 = replace(

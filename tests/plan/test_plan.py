@@ -296,7 +296,7 @@ def test_a_plan_adds_up(published: Path, profile: str, gpu: str, changes: dict[s
         assert kv.largest_max_num_seqs is not None
         assert kv.largest_max_num_seqs >= 1
     assert times["startup_probe"] > times["engine_ready"] > times["startup"]
-    assert times["termination_grace"] >= times["pre_stop"] + times["drain"] + 15
+    assert times["termination_grace"] >= times["readiness_delay"] + times["drain"] + 15
     assert json.loads(plan.model_dump_json())["fits"] is plan.fits
 
 

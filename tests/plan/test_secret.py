@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from kimi_k3.errors import ExitCode, OperatorError
-from kimi_k3.plan.secret import MAX_FILE_BYTES, read_api_key
+from kimi_k3.plan.secret import read_api_key
+from kimi_k3.words.secret import MAX_FILE_BYTES
 
 
 def test_the_file_wins_over_the_environment(tmp_path: Path) -> None:

@@ -37,6 +37,12 @@ WEIGHTS_OF = {Projection.W13: 2 * INTERMEDIATE * HIDDEN, Projection.W2: HIDDEN *
 OTHER_BYTES = 24 * GIB
 """What a rank reads beside its experts."""
 
+KV_CACHE_BYTES = 25 * GIB
+NOTICE = {
+    "check": "kernels",
+    "what": "18 of 1,012 kernels of the profile are not tuned for gfx942",
+    "remedy": "run kimi-k3 kernels build --profile ep8",
+}
 BAD_LAYER, BAD_PROJECTION = 61, Projection.W2
 SLOW_RANK = 5
 GRAPHS = {"mixed prefill-decode, PIECEWISE": 51, "decode, FULL": 51}
@@ -63,13 +69,18 @@ def _supervisor(writes: list[Write], *, loaded: float, converted: float) -> None
         write(at, None, step=one)
 
     write(0.0, Phase.PREFLIGHT, **_first_record())
-    write(8.4, Phase.LOADING, engine_pid=119)
+    write(8.4, Phase.LOADING, engine_pid=119, notices=[NOTICE])
     write(loaded + 0.3, Phase.CONVERTING)
     compiling = converted + 0.4
     write(compiling, Phase.COMPILING)
     step(compiling + 1, Phase.COMPILING, "profiling memory", compiling + 1)
     step(compiling + 22, Phase.COMPILING, "compiling", compiling + 22)
     step(compiling + 88, Phase.COMPILING, "laying out the KV cache", compiling + 88)
+    write(compiling + 91, None, kv_cache_bytes=KV_CACHE_BYTES)
+    for rank in range(RANKS):
+        used = _loaded_bytes() + sum(map(_groups, Projection)) * len(MOE_LAYERS) + KV_CACHE_BYTES
+        reading = {"memory": _memory(used, used + 3 * GIB)}
+        writes.append(Write(round(compiling + 91, 1), rank_file(rank), reading, {}))
     began = compiling + 92
     write(began, Phase.CAPTURING)
     for kind, count in GRAPHS.items():
@@ -99,7 +110,7 @@ def _first_record() -> dict[str, Any]:
         "started_at": 0.0,
         "profile": "ep8",
         "checkpoint": {
-            "path": "/models/kimi-k3",
+            "name": "kimi-k3",
             "total_bytes": 1_560_860_324_864,
             "shards": SHARDS,
             "decoder_layers": 1 + len(MOE_LAYERS),
@@ -112,6 +123,13 @@ def _first_record() -> dict[str, Any]:
         "consent": ConsentSource.FLAG,
         "world_size": RANKS,
         "engine_url": "http://127.0.0.1:8000",
+        "planned": {
+            "weights_bytes": 210 * GIB,
+            "transient_bytes": 2 * GIB,
+            "step_bytes": 4 * GIB,
+            "kv_cache_bytes": 26 * GIB,
+            "limit_bytes": 256 * GIB,
+        },
     }
 
 
@@ -122,7 +140,7 @@ def _requantisation(*, negative_scale: bool) -> dict[str, Any]:
 def _rank(rank: int, random_numbers: random.Random, writes: list[Write]) -> tuple[float, float]:
     """One rank's way; returns when it had loaded and when it had converted, in seconds."""
     file = rank_file(rank)
-    total = sum(_expert_bytes(one) for one in Projection) * len(MOE_LAYERS) + OTHER_BYTES
+    total = _loaded_bytes() - 2 * GIB
     phase_at = round(47.0 + random_numbers.uniform(0, 4), 1)
     first = {
         "start_id": START_ID,
@@ -218,6 +236,11 @@ def _groups(projection: Projection) -> int:
 
 def _expert_bytes(projection: Projection) -> int:
     return 17 * _groups(projection)
+
+
+def _loaded_bytes() -> int:
+    """What a rank has allocated once everything is read, with the runtime's 2 GiB."""
+    return 2 * GIB + sum(_expert_bytes(one) for one in Projection) * len(MOE_LAYERS) + OTHER_BYTES
 
 
 def _memory(used: int, peak: int) -> dict[str, Any]:

@@ -88,11 +88,12 @@ def test_each_phase_can_be_looked_at(recording: Recording, phase: Phase) -> None
 
 
 def test_warnings(recording: Recording) -> None:
-    """Consent to int4, and the build of AITER whose kernel gets signs wrong; nothing else is wrong."""
+    """int4, a build of AITER that gets signs wrong, and a notice of the preflight; nothing else is wrong."""
     seen, moment = at(recording, Phase.READY)
     assert {one.code for one in warnings_view(seen, None, moment).warnings} == {
         "lossy-weights",
         "signs-refused",
+        "preflight-notice",
     }
 
 
@@ -156,7 +157,7 @@ def test_bad_ends(recording: Recording, tmp_path: Path, then: Then, codes: set[s
         thread.join()
     seen = read_journal(tmp_path)
     found = {one.code for one in warnings_view(seen, None, datetime.now(tz=UTC)).warnings}
-    assert found - {"lossy-weights", "signs-refused"} == codes
+    assert found - {"lossy-weights", "signs-refused", "preflight-notice"} == codes
     assert seen.faults == ()
 
 

@@ -53,7 +53,7 @@ def supervisor(**changes: Any) -> SupervisorRecord:
         "updated_at": NOW,
         "profile": "tp8",
         "checkpoint": CheckpointSummary(
-            path=Path("/models/k3"),
+            name="k3",
             total_bytes=1000,
             shards=4,
             decoder_layers=3,

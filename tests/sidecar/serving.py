@@ -9,13 +9,13 @@ import time
 from collections.abc import Callable, Iterator
 
 import uvicorn
-from fastapi import FastAPI
+from starlette.applications import Starlette
 
 from kimi_k3.sidecar.server import listen
 
 
 @contextlib.contextmanager
-def serving(app: FastAPI) -> Iterator[str]:
+def serving(app: Starlette) -> Iterator[str]:
     """The URL of ``app`` on a free port."""
     with listen("127.0.0.1", 0) as listener:
         server = uvicorn.Server(

@@ -91,7 +91,7 @@ def mutations(document: Any) -> st.SearchStrategy[bytes]:
 def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[TestClient, Path]]:
     """One application for all examples."""
     directory = tmp_path_factory.mktemp("state")
-    given_settings = Settings(state_dir=directory, engine_timeout_seconds=0.2, poll_seconds=60)
+    given_settings = Settings(state_dir=directory, engine_timeout_seconds=0.2, refresh_seconds=0)
     app = create_app(given_settings, clock=lambda: NOW + timedelta(seconds=1))
     with TestClient(app, raise_server_exceptions=False) as asking:
         yield asking, directory

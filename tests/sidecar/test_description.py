@@ -9,6 +9,7 @@ from fastapi.testclient import TestClient
 
 from kimi_k3.sidecar.app import create_app
 from kimi_k3.sidecar.description import examples
+from kimi_k3.sidecar.guard import PROBES
 from kimi_k3.sidecar.settings import Settings
 
 from .test_app import PATHS
@@ -24,13 +25,26 @@ def document(tmp_path: Path) -> Any:
 
 def test_every_path_is_described(document: Any) -> None:
     """Each has a text for whoever is on call, its statuses, and an example."""
-    assert set(document["paths"]) == set(PATHS)
+    assert set(document["paths"]) == {*PATHS, "/events", "/warnings/{warning_id}/acknowledgement"}
     for path, methods in document["paths"].items():
-        assert set(methods) == {"get"}
-        assert len(methods["get"]["description"]) > 40
-        wanted = {"200", "500"} | ({"503"} if path in ("/startupz", "/readyz") else set())
-        assert set(methods["get"]["responses"]) == wanted
+        assert set(methods) == ({"post", "delete"} if path.endswith("acknowledgement") else {"get"})
+        assert all(len(method["description"]) > 25 for method in methods.values())
+    for path in PATHS:
+        later = {"503"} if path in ("/startupz", "/readyz") else set()
+        guarded = set() if path in PROBES else {"401"}
+        assert set(document["paths"][path]["get"]["responses"]) == {"200", "500"} | later | guarded
     assert {path for path, _ in examples()} == set(PATHS) - {"/metrics"}
+
+
+def test_problems_are_described(document: Any) -> None:
+    """Whatever is refused is refused in the one form of RFC 9457."""
+    for methods in document["paths"].values():
+        for method in methods.values():
+            for status, answer in method["responses"].items():
+                if status not in ("200", "204", "503"):
+                    schema = answer["content"]["application/problem+json"]["schema"]
+                    assert schema == {"$ref": "#/components/schemas/Problem"}
+    assert "HTTPValidationError" not in document["components"]["schemas"]
 
 
 def test_examples_are_valid(document: Any) -> None:

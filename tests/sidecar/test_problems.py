@@ -14,10 +14,10 @@ from kimi_k3.sidecar.settings import Settings
     ("path", "hint"),
     [
         ("/metric", "did you mean '/metrics'?"),
-        ("/healthz", "use one of /conversion, /livez, /memory"),
+        ("/healthz", "use one of /conversion, /events, /livez, /memory"),
         ("/ready", "did you mean '/readyz'?"),
         ("/status/", "did you mean '/status'?"),
-        ("/zzzzzz", "use one of /conversion, /livez, /memory"),
+        ("/zzzzzz", "use one of /conversion, /events, /livez, /memory"),
         ("/%ff%00%0a", "use one of"),
         ("/" + "x" * 5000, "use one of"),
     ],
@@ -50,4 +50,17 @@ def test_defect_shows_no_traceback(tmp_path: Path) -> None:
     with TestClient(app, raise_server_exceptions=False) as client:
         answer = client.get("/broken")
     assert answer.status_code == 500
-    assert answer.json() == {"detail": "the sidecar could not answer this; its log tells why"}
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert answer.json() == {
+        "type": "about:blank",
+        "title": "Internal Server Error",
+        "status": 500,
+        "detail": "the sidecar could not answer this; its log tells why",
+    }
+
+
+def test_every_method_of_a_path_is_allowed(tmp_path: Path) -> None:
+    """A path with several methods names them all, whichever route comes first."""
+    with TestClient(create_app(Settings(state_dir=tmp_path))) as client:
+        assert client.put("/warnings/one/acknowledgement").headers["allow"] == "DELETE, POST"
+        assert client.put("/readyz").headers["allow"] == "GET, HEAD"

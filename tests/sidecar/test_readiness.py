@@ -18,6 +18,11 @@ OLD = START - timedelta(hours=1)
 CASES: dict[str, tuple[Journal, EngineHealth | None, list[str]]] = {
     "all holds": (lossless(), health(), []),
     "lossy is no reason": (lossy(), health(), []),
+    "requests make no progress": (
+        journal(supervisor(stalled_since=at(19))),
+        health(),
+        ["engine-stalled"],
+    ),
     "nobody reports": (journal(None), None, ["supervisor-missing"]),
     "state directory full since it serves": (
         journal(supervisor(updated_at=NOW - timedelta(seconds=16))),

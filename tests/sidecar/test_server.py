@@ -57,7 +57,7 @@ def test_stop_while_the_engine_hangs(tmp_path: Path, engine: FakeEngine) -> None
     code = (
         "from pathlib import Path; from kimi_k3.sidecar.server import run;"
         "from kimi_k3.sidecar.settings import Settings;"
-        f"run(Settings(state_dir=Path({str(tmp_path)!r}), port=0, engine_timeout_seconds=1, poll_seconds=60))"
+        f"run(Settings(state_dir=Path({str(tmp_path)!r}), port=0, engine_timeout_seconds=1))"
     )
     log = tmp_path / "log"
     with log.open("w") as stream:

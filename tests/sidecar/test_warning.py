@@ -5,7 +5,7 @@ from datetime import timedelta
 
 import pytest
 
-from kimi_k3.journal.models import Ending, FailureRecord, KernelProof
+from kimi_k3.journal.models import Ending, FailureRecord, KernelProof, Notice
 from kimi_k3.journal.reader import Fault, Journal
 from kimi_k3.sidecar.view import EngineHealth, EngineOutcome
 from kimi_k3.sidecar.warning import KINDS, warnings_view
@@ -101,6 +101,20 @@ CASES: dict[str, tuple[Journal, EngineHealth | None, list[str]]] = {
         health(),
         ["engine-failure"],
     ),
+    "requests make no progress": (
+        journal(supervisor(stalled_since=at(19)), rank(0), rank(1)),
+        health(),
+        ["engine-stalled"],
+    ),
+    "the checks found something odd": (
+        journal(
+            supervisor(notices=(Notice(check="cores", what="few cores", remedy="give more"),)),
+            rank(0),
+            rank(1),
+        ),
+        health(),
+        ["preflight-notice"],
+    ),
     "a file is not trusted": (
         journal(supervisor(), rank(0), rank(1), faults=(Fault("rank-0007.json", "is a pipe"),)),
         health(),
@@ -125,7 +139,7 @@ def test_every_kind_occurs() -> None:
 def test_way_back_is_named() -> None:
     """Whoever reads that weights are lossy must read how to go back."""
     [warning] = warnings_view(lossy(), health(), NOW).warnings
-    assert "--weights mxfp4" in warning.message
+    assert "--weights mxfp4" in warning.remedy
     assert warning.since == START
 
 

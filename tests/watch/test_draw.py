@@ -5,20 +5,19 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import BaseModel
 
-from kimi_k3.sidecar.memory import RankMemory
+from kimi_k3.journal.models import PlannedMemory
+from kimi_k3.sidecar.acknowledgement import Acknowledgement
 from kimi_k3.sidecar.warning import Advice, Severity, Warnings
 from kimi_k3.watch.draw import bar, duration, figure, gib
 from kimi_k3.words.phases import Phase
 from tests.replay.test_replay import PASSED
 from tests.sidecar.builders import NOW as MOMENT
-from tests.sidecar.builders import health, journal, lossless, rank, supervisor
+from tests.sidecar.builders import START, health, journal, lossless, rank, supervisor
 
 from .pictures import NOW, picture, replayed, shown
 
@@ -99,59 +98,47 @@ def test_figures_that_are_asked_for_less_often_tell_their_age() -> None:
 
 def test_the_worst_comes_first() -> None:
     """A critical warning below the edge of the screen would not be seen."""
-    advice = [
-        Advice.model_construct(code="mild", severity=Severity.WARNING, message="m", since=None),
-        Advice.model_construct(code="grave", severity=Severity.CRITICAL, message="g", since=None),
-    ]
-    seen = replace(replayed(Phase.READY), warnings=Warnings.model_construct(warnings=advice))
+    advice = [_advice("mild", Severity.WARNING), _advice("grave", Severity.CRITICAL)]
+    seen = replace(replayed(Phase.READY), warnings=Warnings(warnings=advice))
     text = shown(seen)
     assert text.index("critical grave") < text.index("warning mild") < text.index("preflight")
 
 
-class _Planned(BaseModel):
-    weights_bytes: int
-    kv_cache_bytes: int
-    transient_bytes: int
-
-
-class _By(BaseModel):
-    by: str
+def _advice(code: str, severity: Severity, by: str | None = None) -> Advice:
+    """A warning."""
+    return Advice(
+        id=code,
+        code=code,
+        severity=severity,
+        message="It is so.",
+        remedy="Mend it.",
+        since=None,
+        acknowledgeable=True,
+        acknowledged=None if by is None else Acknowledgement(by=by, at=START),
+    )
 
 
 def test_remedies_acknowledgements_and_plan() -> None:
-    """Where the sidecar tells them they stand beside what they belong to."""
-    given: Any = {
-        "code": "x",
-        "severity": Severity.WARNING,
-        "message": "It is so.",
-        "since": None,
-        "remedy": "Mend it.",
-        "acknowledged": _By(by="Ada"),
-    }
-
-    class Full(Advice):
-        remedy: str
-        acknowledged: _By
-
-    class Rank(RankMemory):
-        planned: _Planned
-
+    """They stand beside what they belong to."""
     seen = replayed(Phase.READY)
     assert seen.memory is not None
-    planned = _Planned(weights_bytes=200 * 2**30, kv_cache_bytes=8 * 2**30, transient_bytes=2**30)
-    ranks = [
-        Rank(**one.model_dump(exclude={"reading"}), reading=one.reading, planned=planned)
-        for one in seen.memory.ranks
-    ]
+    planned = PlannedMemory(
+        weights_bytes=200 * 2**30,
+        transient_bytes=2**30,
+        step_bytes=None,
+        kv_cache_bytes=8 * 2**30,
+        limit_bytes=256 * 2**30,
+    )
+    ranks = [one.model_copy(update={"planned": planned}) for one in seen.memory.ranks]
     text = shown(
         replace(
             seen,
-            warnings=Warnings.model_construct(warnings=[Full.model_construct(**given)]),
+            warnings=Warnings(warnings=[_advice("x", Severity.WARNING, by="Ada")]),
             memory=seen.memory.model_copy(update={"ranks": ranks}),
         )
     )
     assert "warning x: It is so. To do: Mend it. Acknowledged by Ada." in text
-    assert "256.0, 209.0" in text
+    assert "256.0, 208.0" in text
 
 
 def test_many_ranks() -> None:

@@ -63,6 +63,14 @@ def serve(
     drain_timeout: Annotated[
         float | None, typer.Option(help="Seconds to finish requests, up to 7 days.")
     ] = None,
+    readiness_delay: Annotated[
+        float | None,
+        typer.Option(help="Seconds to go on serving after a signal, while readers already see: not ready."),
+    ] = None,
+    hang_timeout: Annotated[
+        float | None,
+        typer.Option(help="Seconds without progress while requests run, until the engine is ended."),
+    ] = None,
     wait_vram: Annotated[
         float | None,
         typer.Option(metavar="<seconds>", help="Wait so long for GPU memory that others free. Default: 60."),
@@ -100,6 +108,8 @@ def serve(
         dtype=dtype,
         start_timeout=start_timeout,
         drain_timeout=drain_timeout,
+        readiness_delay=readiness_delay,
+        hang_timeout=hang_timeout,
         settings=tuple(settings or ()),
     )
     return serve_with(

@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from datetime import datetime
-from pathlib import Path
 from typing import Annotated, Final, Literal
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, NonNegativeFloat, ValidationError
@@ -226,9 +225,12 @@ class FailureRecord(Record):
 
 
 class CheckpointSummary(Record):
-    """What the supervisor knew of the checkpoint when it started."""
+    """What the supervisor knew of the checkpoint when it started.
 
-    path: Path
+    ``name`` is that of its directory; where that is, is nobody's business who may read what is served.
+    """
+
+    name: str
     total_bytes: Count
     shards: Count
     decoder_layers: Count
@@ -281,10 +283,44 @@ class Step(Record):
     total: Count | None = None
 
 
+class PlannedMemory(Record):
+    """What the plan gives one rank, in bytes; ``None`` where it does not say.
+
+    Attributes:
+        weights_bytes: of the weights that stay.
+        transient_bytes: what loading and converting take beyond them at their peak.
+        step_bytes: estimated peak of one step of the model.
+        kv_cache_bytes: left for the cache.
+        limit_bytes: of the GPU.
+    """
+
+    weights_bytes: Count
+    transient_bytes: Count
+    step_bytes: Count | None
+    kv_cache_bytes: Count | None
+    limit_bytes: Count | None
+
+
+class Notice(Record):
+    """Something that the checks before the start found odd, and let pass.
+
+    Attributes:
+        check: its stable name.
+        what: the evidence, on one line.
+        remedy: what to do.
+    """
+
+    check: str
+    what: str
+    remedy: str
+
+
 class SupervisorRecord(Record):
     """What the supervisor reports; rewritten at least every ``HEARTBEAT_SECONDS``.
 
-    ``ranks_report`` is false where vLLM serves by itself, without the engine plugin.
+    ``ranks_report`` is false where vLLM serves by itself, without the engine plugin. ``planned`` is of one
+    rank, ``kv_cache_bytes`` what vLLM announced for its smallest one. ``stalled_since`` is since when
+    requests make no progress, or one of the engine's processes is stopped.
     """
 
     schema_version: Literal[1] = SCHEMA_VERSION
@@ -302,10 +338,13 @@ class SupervisorRecord(Record):
     ranks_report: bool = True
     engine_url: str
     engine_pid: Integer | None = None
-    argv: tuple[str, ...] = ()
+    planned: PlannedMemory | None = None
+    kv_cache_bytes: Count | None = None
+    notices: tuple[Notice, ...] = ()
     phases: tuple[PhaseChange, ...] = ()
     step: Step | None = None
     canary: Canary | None = None
+    stalled_since: AwareDatetime | None = None
     ending: Ending | None = None
 
     @property

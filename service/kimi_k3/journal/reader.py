@@ -53,70 +53,114 @@ class Journal:
 
 
 def read_journal(directory: Path) -> Journal:
-    """Read ``directory``; never raises, every problem becomes a :class:`Fault`."""
-    faults: list[Fault] = []
-    supervisor = _read(directory / SUPERVISOR_FILE, SupervisorRecord, faults)
-    ranks = _read_all(directory, RANK_FILE_PATTERN, RankRecord, supervisor, faults)
-    failures = _read_all(directory, FAILURE_FILE_PATTERN, FailureRecord, supervisor, faults)
-    return Journal(
-        supervisor=supervisor,
-        ranks=tuple(sorted(ranks, key=lambda record: record.rank)),
-        failures=tuple(sorted(failures, key=lambda record: record.at)),
-        faults=tuple(faults),
-    )
+    """Read ``directory`` once; never raises, every problem becomes a :class:`Fault`."""
+    return JournalReader(directory).read()
 
 
-def _read_all(
-    directory: Path,
-    pattern: str,
-    model: type[AnyRecord],
-    supervisor: SupervisorRecord | None,
-    faults: list[Fault],
-) -> list[AnyRecord]:
-    records = []
-    try:
-        paths = sorted(directory.glob(pattern))
-    except OSError as error:
-        faults.append(Fault(pattern, f"cannot be listed: {error.strerror or error}"))
-        return []
-    for path in paths:
-        record = _read(path, model, faults)
-        if record is None:
-            continue
-        if isinstance(record, RankRecord) and path.name != rank_file(record.rank):
-            faults.append(_fault(path, f"holds the record of rank {record.rank}, whose file is another"))
-        elif supervisor is None:
-            faults.append(_fault(path, f"there is no {SUPERVISOR_FILE} it could belong to"))
-        elif record.start_id != supervisor.start_id:
-            faults.append(_fault(path, f"belongs to another start ({record.start_id})"))
-        else:
-            records.append(record)
-    return records
+class JournalReader:
+    """Reads a state directory again and again; a file that has not changed is not parsed again.
 
+    Records are written by atomic rename, so a changed file is another inode; one that was written in place
+    has another time or size. While no rank's file changes, :attr:`Journal.ranks` stays the same object.
+    """
 
-def _read(path: Path, model: type[AnyRecord], faults: list[Fault]) -> AnyRecord | None:
-    try:
-        # Opening a named pipe that nobody writes would wait for ever.
-        if not stat.S_ISREG(path.stat().st_mode):
-            faults.append(_fault(path, "is not a regular file"))
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._parsed: dict[str, _Parsed] = {}
+        self._ranks: tuple[RankRecord, ...] = ()
+
+    def read(self) -> Journal:
+        """What the directory holds now; never raises, every problem becomes a :class:`Fault`."""
+        parsed: dict[str, _Parsed] = {}
+        faults: list[Fault] = []
+        supervisor = self._record(self._directory / SUPERVISOR_FILE, SupervisorRecord, parsed, faults)
+        ranks = self._records(RANK_FILE_PATTERN, RankRecord, supervisor, parsed, faults)
+        failures = self._records(FAILURE_FILE_PATTERN, FailureRecord, supervisor, parsed, faults)
+        self._parsed = parsed
+        ranks.sort(key=lambda record: record.rank)
+        if len(ranks) != len(self._ranks) or any(
+            new is not old for new, old in zip(ranks, self._ranks, strict=True)
+        ):
+            self._ranks = tuple(ranks)
+        return Journal(
+            supervisor=supervisor,
+            ranks=self._ranks,
+            failures=tuple(sorted(failures, key=lambda record: record.at)),
+            faults=tuple(faults),
+        )
+
+    def _records(
+        self,
+        pattern: str,
+        model: type[AnyRecord],
+        supervisor: SupervisorRecord | None,
+        parsed: dict[str, _Parsed],
+        faults: list[Fault],
+    ) -> list[AnyRecord]:
+        records = []
+        try:
+            paths = sorted(self._directory.glob(pattern))
+        except OSError as error:
+            faults.append(Fault(pattern, f"cannot be listed: {error.strerror or error}"))
+            return []
+        for path in paths:
+            record = self._record(path, model, parsed, faults)
+            if record is None:
+                continue
+            if isinstance(record, RankRecord) and path.name != rank_file(record.rank):
+                faults.append(_fault(path, f"holds the record of rank {record.rank}, whose file is another"))
+            elif supervisor is None:
+                faults.append(_fault(path, f"there is no {SUPERVISOR_FILE} it could belong to"))
+            elif record.start_id != supervisor.start_id:
+                faults.append(_fault(path, f"belongs to another start ({record.start_id})"))
+            else:
+                records.append(record)
+        return records
+
+    def _record(
+        self, path: Path, model: type[AnyRecord], parsed: dict[str, _Parsed], faults: list[Fault]
+    ) -> AnyRecord | None:
+        try:
+            found = path.stat()
+            # Opening a named pipe that nobody writes would wait for ever.
+            if not stat.S_ISREG(found.st_mode):
+                faults.append(_fault(path, "is not a regular file"))
+                return None
+            mark = (found.st_dev, found.st_ino, found.st_mtime_ns, found.st_size)
+            known = self._parsed.get(path.name)
+            if known is None or known.mark != mark:
+                with path.open("rb") as stream:
+                    known = _Parsed(mark, *_parse(stream.read(MAX_RECORD_BYTES + 1), model))
+        except FileNotFoundError:
             return None
-        with path.open("rb") as stream:
-            text = stream.read(MAX_RECORD_BYTES + 1)
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        faults.append(_fault(path, f"cannot be read: {error.strerror or error}"))
-        return None
+        except OSError as error:
+            faults.append(_fault(path, f"cannot be read: {error.strerror or error}"))
+            return None
+        parsed[path.name] = known
+        if known.why is not None:
+            faults.append(_fault(path, known.why))
+        assert known.record is None or isinstance(known.record, model)
+        return known.record
+
+
+@dataclass(frozen=True)
+class _Parsed:
+    """What a file held when it had ``mark``: a record, or why it is none."""
+
+    mark: tuple[int, int, int, int]
+    record: SupervisorRecord | RankRecord | FailureRecord | None
+    why: str | None
+
+
+def _parse(text: bytes, model: type[AnyRecord]) -> tuple[AnyRecord | None, str | None]:
     if len(text) > MAX_RECORD_BYTES:
-        faults.append(_fault(path, f"is larger than {MAX_RECORD_BYTES} bytes"))
-        return None
+        return None, f"is larger than {MAX_RECORD_BYTES} bytes"
     try:
-        return model.model_validate_json(text)
+        return model.model_validate_json(text), None
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(map(str, first["loc"])) or "the file"
-        faults.append(_fault(path, f"is not a record of this version: {where}: {first['msg']}"))
-        return None
+        return None, f"is not a record of this version: {where}: {first['msg']}"
 
 
 def _fault(path: Path, why: str) -> Fault:

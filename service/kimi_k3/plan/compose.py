@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
 
 from kimi_k3.checkpoint import KimiK3Config
 from kimi_k3.plan.budget import Budgets, budgets
@@ -79,7 +80,7 @@ def compose(
     weights, layout = _rank(config, cut, flags)
     memory = None if gpu is None else _memory(config, gpu, cut, flags, lossy=lossy)
     left = memory.cache if memory is not None else _cpu_cache(launch)
-    times = budgets(deployment.start_timeout, deployment.drain_timeout)
+    times = budgets(deployment.start_timeout, deployment.drain_timeout, deployment.readiness_delay)
     read = storage(
         reading(
             config,
@@ -246,6 +247,29 @@ def _instead(
                 f"{cut.ranks} x {gpu.name}"
             ]
     return []
+
+
+def planned_rank(config: KimiK3Config, deployment: Deployment, launch: Launch) -> PlannedRank:
+    """What a start gives each rank, on the smallest GPU that its profile is for."""
+    cut, flags, lossy = parallelism(deployment.profile), profile_flags(deployment), deployment.weights.lossy
+    gpu = usual_gpu(deployment.profile)
+    if gpu is not None:
+        memory = _memory(config, gpu, cut, flags, lossy=lossy)
+        return PlannedRank(memory.resident, memory.peak, memory.step, memory.cache, gpu.memory_bytes)
+    weights, _ = _rank(config, cut, flags)
+    resident = weights.converted if lossy else weights.loaded
+    peak = weights.conversion_peak if lossy else weights.loaded
+    return PlannedRank(resident, peak, None, _cpu_cache(launch), None)
+
+
+class PlannedRank(NamedTuple):
+    """Bytes of one rank; ``None`` where the plan does not say."""
+
+    resident: int
+    peak: int
+    step: int | None
+    cache: int | None
+    limit: int | None
 
 
 def _up_projection(config: KimiK3Config, cut: Parallelism) -> int:

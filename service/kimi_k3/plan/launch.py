@@ -68,6 +68,8 @@ class Deployment:
     expert_parallel: bool
     start_timeout: float
     drain_timeout: float
+    readiness_delay: float
+    hang_timeout: float
     guarded: bool
 
 
@@ -105,6 +107,8 @@ def build_launch(deployment: Deployment, *, cores: Collection[int], engine_comma
         *(("--load-format", LOAD_FORMAT) if profile.uses_plugin else ()),
         *("--tensor-parallel-size", str(deployment.tensor_parallel_size)),
         *("--disable-access-log-for-endpoints", PROBED),
+        # Counts the requests in the API server, which sees those that a hung core does not take.
+        "--enable-server-load-tracking",
         *("--shutdown-timeout", str(engine_shutdown_timeout_seconds(deployment.drain_timeout))),
     ]
     for flag, ranks in (

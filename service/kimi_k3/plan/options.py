@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from kimi_k3.errors import ExitCode, OperatorError, nearest
+from kimi_k3.plan.budget import hang_timeout_seconds
 from kimi_k3.plan.consent import require_consent
 from kimi_k3.plan.launch import Deployment
 from kimi_k3.plan.overrides import changed
@@ -51,6 +52,8 @@ class Options:
     dtype: str | None = None
     start_timeout: float | None = None
     drain_timeout: float | None = None
+    readiness_delay: float | None = None
+    hang_timeout: float | None = None
     settings: tuple[str, ...] = ()
 
 
@@ -86,6 +89,9 @@ def decide(
             size = "small" if count < 1 else "large"
             raise _usage(f"{flag} {count}: is too {size}", f"give 1 to {most}, or leave it to the profile")
     profile = _with_choices(profile, options)
+    start_timeout = _seconds(
+        "--start-timeout", options.start_timeout, profile.start_timeout_seconds, zero=False
+    )
     require_text("checkpoint", str(options.checkpoint))
     # Once more, since a symlink on the way may have brought in another name.
     require_text("state directory", str(state_dir))
@@ -105,11 +111,15 @@ def decide(
         served_model_name=_word("--served-model-name", options.served_model_name),
         tensor_parallel_size=profile.tensor_parallel_size,
         expert_parallel=profile.expert_parallel,
-        start_timeout=_seconds(
-            "--start-timeout", options.start_timeout, profile.start_timeout_seconds, zero=False
-        ),
+        start_timeout=start_timeout,
         drain_timeout=_seconds(
             "--drain-timeout", options.drain_timeout, profile.drain_timeout_seconds, zero=True
+        ),
+        readiness_delay=_seconds(
+            "--readiness-delay", options.readiness_delay, profile.readiness_delay_seconds, zero=True
+        ),
+        hang_timeout=_seconds(
+            "--hang-timeout", options.hang_timeout, hang_timeout_seconds(start_timeout), zero=False
         ),
         guarded=guarded,
     )

@@ -31,7 +31,7 @@ SIZES = (
     "scale_rule",
 )
 """Keys of a profile that an operator may set as they are; those below hold a number with a reason."""
-TIMEOUTS = ("start_timeout", "drain_timeout")
+TIMEOUTS = ("start_timeout", "drain_timeout", "readiness_delay")
 
 _CHOICES: dict[str, type[StrEnum]] = {"weights": Weights, "scale_rule": ScaleRule}
 _WORDS = {"true": True, "false": False, "null": None}

@@ -88,6 +88,7 @@ def _profile(profile: Profile) -> Iterator[str]:
     yield _row("ranks", _sizes(profile), profile.sizes_why)
     yield _row("experts", *_experts(profile))
     yield _row("start", f"{profile.start_timeout_seconds} s", profile.start_timeout.why)
+    yield _row("leaving", f"{profile.readiness_delay_seconds} s", profile.readiness_delay.why)
     yield _row("drain", f"{profile.drain_timeout_seconds} s", profile.drain_timeout.why)
     yield ""
     yield from _table("flag", {name: (flag.value, flag.why) for name, flag in profile.flags.items()})

@@ -44,6 +44,7 @@ PLANNED_FLAGS = frozenset(
         "--headless",
         "--spec-model",
         "--shutdown-timeout",
+        "--enable-server-load-tracking",
         "--disable-access-log-for-endpoints",
     }
 )

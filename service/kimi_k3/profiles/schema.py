@@ -140,6 +140,7 @@ class Profile(_Strict):
     evidence: tuple[Evidence, ...]
     start_timeout: Timeout
     drain_timeout: Timeout
+    readiness_delay: Timeout
     flags: dict[FlagName, Flag]
     environment: dict[VariableName, Variable]
     left_open: dict[OpenName, Why]
@@ -153,6 +154,11 @@ class Profile(_Strict):
     def drain_timeout_seconds(self) -> int:
         """Seconds in which requests are finished before the end."""
         return self.drain_timeout.seconds
+
+    @property
+    def readiness_delay_seconds(self) -> int:
+        """Seconds from "not ready" to the engine's SIGTERM."""
+        return self.readiness_delay.seconds
 
     @property
     def ranks(self) -> int:

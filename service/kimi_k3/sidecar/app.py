@@ -1,93 +1,88 @@
 # SPDX-License-Identifier: Apache-2.0
 """The sidecar's HTTP interface.
 
-Everything is read anew for each request: the journal's files are replaced atomically and small.
-``/livez`` touches neither files nor the engine, ``/metrics`` not the engine: a hanging engine slows
-only those that ask it, and those by no more than its time limit. Nothing asks for a key: probes and
-scrapes carry none, and nothing here is secret; the engine's own port keeps its authentication.
+What is answered is read on demand, at most four times a second (:mod:`watch`), and computed once for all who
+ask for it (:mod:`answers`). The engine's health is polled beside that, so a hanging engine holds up nobody.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
 from datetime import datetime
-from pathlib import Path
+from typing import Annotated
 
-from fastapi import FastAPI, Request, Response
+from fastapi import FastAPI, Header, HTTPException, Request, Response
 from fastapi.concurrency import run_in_threadpool
+from fastapi.responses import StreamingResponse
+from pydantic import BaseModel, ConfigDict, Field
 
 from kimi_k3 import __version__
-from kimi_k3.host import CGROUP, PROC, read_cgroup_memory, read_host_memory
-from kimi_k3.journal.reader import Journal, read_journal
+from kimi_k3.errors import nearest
 from kimi_k3.journal.writer import now as utc_now
+from kimi_k3.sidecar.acknowledgement import Acknowledgements, Name, Note, write_acknowledgements
+from kimi_k3.sidecar.answers import Answers
 from kimi_k3.sidecar.collector import exposition, make_registry
-from kimi_k3.sidecar.conversion import Conversion, conversion_view
-from kimi_k3.sidecar.description import ALWAYS, METRICS, READINESS, STARTUP, describe
-from kimi_k3.sidecar.memory import Memory, memory_view
-from kimi_k3.sidecar.probe import EngineProbe
+from kimi_k3.sidecar.description import (
+    ACKNOWLEDGED,
+    ALWAYS,
+    CONVERSION,
+    EVENTS,
+    FORGOTTEN,
+    MEMORY,
+    METRICS,
+    READINESS,
+    STARTUP,
+    STATUS,
+    WARNINGS,
+    describe,
+)
+from kimi_k3.sidecar.events import Events
+from kimi_k3.sidecar.guard import Guard
+from kimi_k3.sidecar.page import page
 from kimi_k3.sidecar.problems import install_problems
-from kimi_k3.sidecar.readiness import RETRY_AFTER_SECONDS, Readiness, readiness_view
 from kimi_k3.sidecar.samples import Observation
 from kimi_k3.sidecar.settings import Settings
-from kimi_k3.sidecar.startup import Startup, startup_view
-from kimi_k3.sidecar.status import Status, status_view
-from kimi_k3.sidecar.view import Alive, EngineHealth
-from kimi_k3.sidecar.warning import Warnings, warnings_view
+from kimi_k3.sidecar.view import Alive
+from kimi_k3.sidecar.warning import Advice, Matter, matters
+from kimi_k3.sidecar.watch import Places, State, Watch
+
+MAX_LISTENERS = 200
+"""Of /events at a time; each costs a connection and a few wake-ups a second."""
+
+
+class Seen(BaseModel):
+    """Who acknowledges a warning."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    by: Name = Field(description="Who you are.")
+    note: Note | None = Field(default=None, description="What the next one should know.")
 
 
 def create_app(
     settings: Settings,
     *,
     clock: Callable[[], datetime] = utc_now,
-    proc: Path = PROC,
-    cgroup: Path = CGROUP,
+    places: Places | None = None,
+    stopping: Callable[[], bool] = lambda: False,
 ) -> FastAPI:
     """The application; it reads ``settings.state_dir`` and asks the engine that is named there.
 
     Args:
-        settings: where the journal is and how long the engine may take.
+        settings: where the journal is, who may ask, and how long the engine may take.
         clock: the present moment, UTC.
-        proc: where ``/proc`` is mounted.
-        cgroup: where the control groups are mounted.
+        places: where the kernel's files are.
+        stopping: whether the server is about to end, so that streams end as well.
     """
-    probe = EngineProbe(
-        timeout_seconds=settings.engine_timeout_seconds, tls_verify=settings.engine_tls_verify, clock=clock
-    )
-
-    def journal() -> Journal:
-        return read_journal(settings.state_dir)
-
-    def observe() -> Observation:
-        return Observation(
-            journal=journal(),
-            health=probe.last,
-            host=read_host_memory(proc),
-            cgroup=read_cgroup_memory(proc, cgroup),
-            now=clock(),
-        )
-
-    async def journal_and_health() -> tuple[Journal, EngineHealth | None]:
-        seen = await run_in_threadpool(journal)
-        supervisor = seen.supervisor
-        if supervisor is None or supervisor.ending is not None:
-            return seen, None
-        return seen, await probe.check(supervisor.engine_url)
-
-    async def poll() -> None:
-        while True:
-            await journal_and_health()
-            await asyncio.sleep(settings.poll_seconds)
+    watch = Watch(settings, clock=clock, places=places)
+    answers = Answers(watch.state)
+    events = Events(watch.state, stopping=stopping)
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        polling = asyncio.create_task(poll())
-        yield
-        polling.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await polling
-        await probe.close()
+        async with watch.polling():
+            yield
 
     app = FastAPI(
         title="kimi-k3 sidecar",
@@ -99,73 +94,132 @@ def create_app(
         redoc_url=None,
         redirect_slashes=False,
     )
+    app.add_middleware(Guard, token=settings.token.get_secret_value() if settings.token else None)
     install_problems(app)
-    registry = make_registry(observe, proc=proc)
+    registry = make_registry(lambda: _observation(watch.last()), proc=watch.places.proc)
 
+    @app.head("/livez", include_in_schema=False)
     @app.get("/livez", responses=ALWAYS)
     async def livez() -> Alive:
         """The sidecar itself is alive. Says nothing about the engine: use it for liveness only."""
         return Alive()
 
-    @app.get("/startupz", responses=STARTUP)
-    def startupz(response: Response) -> Startup:
+    @app.head("/startupz", include_in_schema=False)
+    @app.get("/startupz", response_class=Response, responses=STARTUP)
+    async def startupz() -> Response:
         """200 once the start is over (ready, or draining later), 503 before and after the end.
 
         For startup probes. The body tells the phase, how long it has lasted and how far it is.
         """
-        view = startup_view(journal(), clock())
-        _not_yet(response, unless=view.started)
-        return view
+        return await answers.get("startupz")
 
-    @app.get("/readyz", responses=READINESS)
-    async def readyz(response: Response) -> Readiness:
+    @app.head("/readyz", include_in_schema=False)
+    @app.get("/readyz", response_class=Response, responses=READINESS)
+    async def readyz() -> Response:
         """200 only when traffic may come; else 503, Retry-After, and every condition that fails.
 
-        All must hold: the supervisor reports, the phase is ready, a canary completion succeeded in
-        this start, nothing has ended, and the engine's own /health answers 200 just now. Give the
-        probe a longer timeout than the sidecar gives the engine (2 s unless set otherwise).
+        All must hold: the supervisor reports, the phase is ready, a canary completion succeeded in this
+        start, nothing has ended, and the engine's own /health answered 200 when it was last asked, which
+        is once a second. The answer never waits for the engine.
         """
-        seen, health = await journal_and_health()
-        view = readiness_view(seen, health)
-        _not_yet(response, unless=view.ready)
-        return view
+        return await answers.get("readyz")
 
-    @app.get("/status", responses=ALWAYS)
-    async def status() -> Status:
+    @app.get("/status", response_class=Response, responses=STATUS)
+    async def status() -> Response:
         """Everything at a glance: phases, weights, consent, ranks, health, failures, untrusted files."""
-        seen, health = await journal_and_health()
-        return status_view(seen, health, clock())
+        return await answers.get("status")
 
-    @app.get("/conversion", responses=ALWAYS)
-    def conversion() -> Conversion:
+    @app.get("/conversion", response_class=Response, responses=CONVERSION)
+    async def conversion() -> Response:
         """What the conversion did to the experts, merged over ranks and rank by rank.
 
         `lossless: true` and no layers when the experts are served as they stand in the checkpoint.
         """
-        return conversion_view(journal())
+        return await answers.get("conversion")
 
-    @app.get("/memory", responses=ALWAYS)
-    def memory() -> Memory:
-        """Memory of every rank, over the conversion, of the control group and of the machine."""
-        return memory_view(journal(), read_host_memory(proc), read_cgroup_memory(proc, cgroup))
+    @app.get("/memory", response_class=Response, responses=MEMORY)
+    async def memory() -> Response:
+        """Memory of every rank, planned and actual, of the GPUs, the control group and the machine."""
+        return await answers.get("memory")
 
-    @app.get("/warnings", responses=ALWAYS)
-    async def warnings() -> Warnings:
-        """What to know or to mend, with a stable code each; empty for a healthy lossless deployment."""
-        seen, health = await journal_and_health()
-        return warnings_view(seen, health, clock())
+    @app.get("/warnings", response_class=Response, responses=WARNINGS)
+    async def warnings() -> Response:
+        """What to know or to mend, with a stable id each; empty for a healthy lossless deployment."""
+        return await answers.get("warnings")
+
+    @app.post("/warnings/{warning_id}/acknowledgement", responses=ACKNOWLEDGED)
+    async def acknowledge(warning_id: str, seen: Seen) -> Advice:
+        """Say that you know of a warning. It is kept with your name, and survives restarts.
+
+        It holds as long as the warning is about the same: another conversion is acknowledged anew.
+        """
+        state, found = await _standing(watch, warning_id)
+        if not found.advice.acknowledgeable:
+            raise HTTPException(409, f"{warning_id} cannot be acknowledged; {found.advice.remedy}")
+        kept = state.acknowledgements.with_one(
+            warning_id, found.about, by=seen.by, note=seen.note or None, at=clock()
+        )
+        await _keep(settings, kept)
+        await watch.reread()
+        acknowledged = kept.of(warning_id, found.about)
+        return found.advice.model_copy(update={"acknowledged": acknowledged})
+
+    @app.delete("/warnings/{warning_id}/acknowledgement", status_code=204, responses=FORGOTTEN)
+    async def forget(warning_id: str) -> None:
+        """Take an acknowledgement back."""
+        state, found = await _standing(watch, warning_id)
+        await _keep(settings, state.acknowledgements.without(warning_id, found.about))
+        await watch.reread()
+
+    @app.get("/events", response_class=Response, responses=EVENTS)
+    async def listen(last_event_id: Annotated[str | None, Header()] = None) -> Response:
+        """Changes as server-sent events; resumes after `Last-Event-ID`.
+
+        Kinds: `startup`, `readiness`, `warnings` and `memory` repeat that resource (memory without its
+        conversions), `converted` tells one layer's loss. A new listener gets everything as it stands first.
+        """
+        if events.listeners >= MAX_LISTENERS:
+            raise HTTPException(503, f"{MAX_LISTENERS} listen already; poll /status instead")
+        return StreamingResponse(
+            events.stream(last_event_id),
+            media_type="text/event-stream",
+            # Proxies that collect an answer before they pass it on would collect for ever.
+            headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
+        )
 
     @app.get("/metrics", response_class=Response, responses=METRICS)
-    def metrics(request: Request) -> Response:
+    async def metrics(request: Request) -> Response:
         """Prometheus metrics, as OpenMetrics when the scraper accepts it. Never waits for the engine."""
-        body, content_type = exposition(registry, request.headers.get("accept", ""))
+        await watch.state()
+        body, content_type = await run_in_threadpool(exposition, registry, request.headers.get("accept", ""))
         return Response(body, headers={"Content-Type": content_type})
 
+    app.add_route("/", page)
     describe(app)
     return app
 
 
-def _not_yet(response: Response, *, unless: bool) -> None:
-    if not unless:
-        response.status_code = 503
-        response.headers["Retry-After"] = str(RETRY_AFTER_SECONDS)
+def _observation(state: State) -> Observation:
+    return Observation(
+        journal=state.journal, health=state.health, host=state.host, cgroup=state.cgroup, now=state.now
+    )
+
+
+async def _standing(watch: Watch, warning_id: str) -> tuple[State, Matter]:
+    """The present state and a warning that stands in it."""
+    state = await watch.state()
+    found = {one.advice.id: one for one in matters(state.journal, state.health, state.now)}
+    if warning_id not in found:
+        hint = nearest(warning_id, found) if found else "there is none at all"
+        raise HTTPException(404, f"no warning {warning_id[:100]!r} stands now; {hint}")
+    return state, found[warning_id]
+
+
+async def _keep(settings: Settings, acknowledgements: Acknowledgements) -> None:
+    try:
+        await run_in_threadpool(write_acknowledgements, settings.state_dir, acknowledgements)
+    except OSError as error:
+        why = error.strerror or type(error).__name__
+        raise HTTPException(
+            503, f"the acknowledgement cannot be kept: {why}; give the sidecar a writable state directory"
+        ) from None

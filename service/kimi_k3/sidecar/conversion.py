@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from datetime import datetime
+from typing import Any
 
 from pydantic import Field
 
@@ -128,7 +129,7 @@ def conversion_view(journal: Journal) -> Conversion:
         note=LOSSY_NOTE,
         requantisation=_requantisation(journal, supervisor),
         progress=ConversionProgress(done=done, expected=expected, fraction=ratio(done, expected)),
-        total=Loss(**_sums([one for by_rank in converted.values() for one in by_rank.values()])),
+        total=merged_loss([one for by_rank in converted.values() for one in by_rank.values()]),
         layers=[_layer(key, by_rank, supervisor.world_size) for key, by_rank in sorted(converted.items())],
         missing=missing,
     )
@@ -189,7 +190,12 @@ def _rank_loss(rank: int, one: ProjectionConversion) -> RankLoss:
     )
 
 
-def _sums(conversions: list[ProjectionConversion]) -> dict[str, object]:
+def merged_loss(conversions: list[ProjectionConversion]) -> Loss:
+    """What all of them together have lost."""
+    return Loss(**_sums(conversions))
+
+
+def _sums(conversions: list[ProjectionConversion]) -> dict[str, Any]:
     if not conversions:
         return dict.fromkeys(Loss.model_fields)
     groups = sum(one.groups for one in conversions)

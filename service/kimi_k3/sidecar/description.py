@@ -8,29 +8,39 @@ from typing import Any
 from fastapi import FastAPI
 from pydantic import BaseModel
 
-from kimi_k3.sidecar.conversion import conversion_view
+from kimi_k3.sidecar.conversion import Conversion, conversion_view
 from kimi_k3.sidecar.examples import CGROUP, HEALTHY, HOST, NOW, REFUSED, example_journal
-from kimi_k3.sidecar.memory import memory_view
-from kimi_k3.sidecar.problems import Problem
+from kimi_k3.sidecar.memory import Memory, memory_view
+from kimi_k3.sidecar.problems import MEDIA_TYPE, Problem
 from kimi_k3.sidecar.readiness import Readiness, readiness_view
 from kimi_k3.sidecar.startup import Startup, startup_view
-from kimi_k3.sidecar.status import status_view
+from kimi_k3.sidecar.status import Status, status_view
 from kimi_k3.sidecar.view import Alive
-from kimi_k3.sidecar.warning import warnings_view
+from kimi_k3.sidecar.warning import Warnings, warnings_view
 from kimi_k3.words.phases import Phase
 
 Answers = dict[int | str, dict[str, Any]]
 
-_DEFECT: Answers = {
-    500: {"model": Problem, "description": "The sidecar has a defect; its log tells which."},
-}
+
+def _problem(description: str) -> dict[str, Any]:
+    return {"description": description, "content": {MEDIA_TYPE: {"schema": _PROBLEM}}}
+
+
+_PROBLEM = {"$ref": "#/components/schemas/Problem"}
+_DEFECT: Answers = {500: _problem("The sidecar has a defect; its log tells which.")}
+_UNKNOWN: Answers = {401: _problem("A token is asked for."), **_DEFECT}
 ALWAYS: Answers = {200: {"description": "What is known now; null is unknown."}, **_DEFECT}
+
+
+def _now(model: type[BaseModel]) -> Answers:
+    """The answer of a resource that always has one."""
+    return {200: {"model": model, "description": "What is known now; null is unknown."}, **_UNKNOWN}
 
 
 def now_or_later(model: type[BaseModel]) -> Answers:
     """The answers of a probe that says 200 or 503, with the same body."""
     return {
-        200: {"description": "Yes."},
+        200: {"model": model, "description": "Yes."},
         503: {
             "model": model,
             "description": "Not now; the body tells why.",
@@ -42,12 +52,37 @@ def now_or_later(model: type[BaseModel]) -> Answers:
 
 STARTUP = now_or_later(Startup)
 READINESS = now_or_later(Readiness)
+STATUS, CONVERSION, MEMORY, WARNINGS = _now(Status), _now(Conversion), _now(Memory), _now(Warnings)
+_CHANGES: Answers = {
+    400: _problem("The body is no JSON."),
+    404: _problem("No such warning stands now."),
+    408: _problem("The body came too slowly."),
+    413: _problem("The body is too large."),
+    422: _problem("The body is not understood."),
+    503: _problem("It cannot be kept: the state directory is full or read-only."),
+    **_UNKNOWN,
+}
+ACKNOWLEDGED: Answers = {
+    200: {"description": "The warning, acknowledged."},
+    409: _problem("It cannot be acknowledged, only mended."),
+    **_CHANGES,
+}
+FORGOTTEN: Answers = {204: {"description": "Nobody has acknowledged it now."}, **_CHANGES}
+EVENTS: Answers = {
+    200: {
+        "description": "A stream that does not end by itself.",
+        "content": {"text/event-stream": {"schema": {"type": "string"}}},
+    },
+    422: _problem("The header is not understood."),
+    503: _problem("Too many listen already."),
+    **_UNKNOWN,
+}
 METRICS: Answers = {
     200: {
         "description": "The series; those whose value is unknown are absent.",
         "content": {"text/plain": {"example": "kimi_k3_ready 1.0\n"}},
     },
-    **_DEFECT,
+    **_UNKNOWN,
 }
 
 
@@ -77,6 +112,7 @@ def describe(app: FastAPI) -> None:
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
             schema = plain()
+            schema["components"]["schemas"]["Problem"] = Problem.model_json_schema()
             for (path, status), example in examples().items():
                 content = schema["paths"][path]["get"]["responses"][str(status)]["content"]
                 content["application/json"]["example"] = example.model_dump(mode="json")

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 
 from kimi_k3.host import CgroupMemory, HostMemory
 from kimi_k3.journal.models import (
@@ -79,7 +78,7 @@ def example_journal(phase: Phase = Phase.READY) -> Journal:
         updated_at=NOW,
         profile="tp8",
         checkpoint=CheckpointSummary(
-            path=Path("/models/kimi-k3"),
+            name="kimi-k3",
             total_bytes=1453 * GIB,
             shards=96,
             decoder_layers=2,

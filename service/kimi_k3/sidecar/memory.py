@@ -3,14 +3,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 
 from pydantic import Field
 
-from kimi_k3.host import CgroupMemory, HostMemory
-from kimi_k3.journal.models import MemoryReading, RankRecord
+from kimi_k3.host import CgroupMemory, CgroupUse, DeviceMemory, HostMemory
+from kimi_k3.journal.models import MemoryReading, PlannedMemory, RankRecord, SupervisorRecord
 from kimi_k3.journal.reader import Journal
 from kimi_k3.sidecar.view import View
+from kimi_k3.words.phases import Phase
 from kimi_k3.words.weights import Projection
 
 
@@ -25,34 +27,71 @@ class ConversionMemory(View):
     after: MemoryReading | None
 
 
+class ActualMemory(View):
+    """What a rank has of what was planned, in bytes; null is what nobody measured."""
+
+    weights_bytes: int | None = Field(
+        description="Allocated on the device once the weights were in place; null before, and on a CPU."
+    )
+    kv_cache_bytes: int | None = Field(description="What vLLM announced; of the smallest rank.")
+    peak_bytes: int | None = Field(description="The most that was allocated so far.")
+    used_bytes: int | None = Field(description="Allocated at the last reading.")
+    free_bytes: int | None = Field(description="Of the device's memory, what was not.")
+
+
 class RankMemory(View):
     """Memory of one rank (one GPU's worker)."""
 
     rank: int
     updated_at: datetime
+    planned: PlannedMemory | None = Field(description="By the plan; null where nothing was planned.")
+    actual: ActualMemory
     reading: MemoryReading | None = Field(
         description="Last reading; kind device: the accelerator, host: the process's resident set."
     )
     conversions: list[ConversionMemory] = Field(description="In the order in which they were converted.")
 
 
+class Group(CgroupMemory):
+    """The control group, and what its memory is used for."""
+
+    use: CgroupUse
+
+
 class Memory(View):
     """Where the memory is; null is what nobody measured."""
 
     ranks: list[RankMemory] = Field(description="Ranks that have reported.")
+    devices: list[DeviceMemory] = Field(
+        description="The GPUs by their driver, whoever uses them; empty where the sidecar sees none."
+    )
     host: HostMemory = Field(description="The machine that the sidecar runs on.")
-    cgroup: CgroupMemory | None = Field(description="The sidecar's control group; null when not visible.")
+    cgroup: Group | None = Field(description="The sidecar's control group; null when not visible.")
 
 
-def memory_view(journal: Journal, host: HostMemory, cgroup: CgroupMemory | None) -> Memory:
+def memory_view(
+    journal: Journal,
+    host: HostMemory,
+    cgroup: CgroupMemory | None,
+    use: CgroupUse | None = None,
+    devices: Sequence[DeviceMemory] = (),
+) -> Memory:
     """What ``/memory`` answers."""
-    return Memory(ranks=[_rank(record) for record in journal.ranks], host=host, cgroup=cgroup)
+    nothing = CgroupUse(anon=None, file=None, shmem=None)
+    return Memory(
+        ranks=[_rank(record, journal.supervisor) for record in journal.ranks],
+        devices=list(devices),
+        host=host,
+        cgroup=None if cgroup is None else Group(**cgroup.model_dump(), use=use or nothing),
+    )
 
 
-def _rank(record: RankRecord) -> RankMemory:
+def _rank(record: RankRecord, supervisor: SupervisorRecord | None) -> RankMemory:
     return RankMemory(
         rank=record.rank,
         updated_at=record.updated_at,
+        planned=supervisor.planned if supervisor else None,
+        actual=_actual(record, supervisor),
         reading=record.memory,
         conversions=[
             ConversionMemory(
@@ -66,4 +105,19 @@ def _rank(record: RankRecord) -> RankMemory:
             for one in record.conversions
             if one.memory_before is not None or one.memory_after is not None
         ],
+    )
+
+
+def _actual(record: RankRecord, supervisor: SupervisorRecord | None) -> ActualMemory:
+    reading = record.memory
+    in_place = record.phase is not None and record.phase.position >= Phase.COMPILING.position
+    on_device = reading is not None and reading.kind == "device"
+    used = reading.used_bytes if reading else None
+    total = reading.total_bytes if reading else None
+    return ActualMemory(
+        weights_bytes=used if in_place and on_device else None,
+        kv_cache_bytes=supervisor.kv_cache_bytes if supervisor else None,
+        peak_bytes=reading.peak_bytes if reading else None,
+        used_bytes=used,
+        free_bytes=None if used is None or total is None else max(0, total - used),
     )

@@ -35,11 +35,18 @@ class EngineProbe:
         self._tls_verify = tls_verify
         self._clock = clock
         self._question: asyncio.Task[EngineHealth] | None = None
+        self._url: str | None = None
         self.last: EngineHealth | None = None
+
+    def last_of(self, engine_url: str) -> EngineHealth | None:
+        """The last answer, if it came from there."""
+        return self.last if engine_url == self._url else None
 
     async def check(self, engine_url: str) -> EngineHealth:
         """The engine's health, at most ``timeout_seconds`` later."""
         if self._question is None or self._question.done():
+            if engine_url != self._url:
+                self._url, self.last = engine_url, None
             self._question = asyncio.create_task(self._ask(engine_url))
         return await asyncio.shield(self._question)
 

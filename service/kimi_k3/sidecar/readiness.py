@@ -31,6 +31,7 @@ class ReasonCode(StrEnum):
     CANARY_MISSING = "canary-missing"
     ENGINE_UNKNOWN = "engine-unknown"
     ENGINE_UNHEALTHY = "engine-unhealthy"
+    ENGINE_STALLED = "engine-stalled"
 
 
 class Reason(View):
@@ -95,6 +96,13 @@ def journal_reasons(journal: Journal) -> list[Reason]:
     elif phase is not Phase.READY:
         reasons.append(
             Reason(code=ReasonCode.STARTING, message=f"The deployment is {phase}: {phase.description}.")
+        )
+    if supervisor.stalled_since is not None:
+        reasons.append(
+            Reason(
+                code=ReasonCode.ENGINE_STALLED,
+                message="Requests make no progress, or one of the engine's processes is stopped.",
+            )
         )
     canary = supervisor.canary
     if canary is None or canary.at < supervisor.started_at:

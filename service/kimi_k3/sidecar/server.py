@@ -11,9 +11,15 @@ import uvicorn
 
 from kimi_k3.errors import ExitCode, OperatorError
 from kimi_k3.sidecar.app import create_app
-from kimi_k3.sidecar.settings import Settings
+from kimi_k3.sidecar.connection import MAX_HEAD_BYTES, Connection
+from kimi_k3.sidecar.settings import TOKEN_FILE, Settings
 
 _log = logging.getLogger("uvicorn.error")
+
+MAX_CONNECTIONS = 512
+"""At a time; the next client gets a 503. Far below the usual limit of 1024 open files."""
+
+LOOPBACK = ("127.0.0.1", "::1")
 
 GRACE_SECONDS = 5
 """How long requests under way may take once the sidecar is told to stop."""
@@ -27,18 +33,24 @@ def run(settings: Settings) -> None:
     """
     with listen(settings.host, settings.port) as listener:
         config = uvicorn.Config(
-            create_app(settings),
+            create_app(settings, stopping=lambda: server.should_exit),
+            http=Connection,
+            h11_max_incomplete_event_size=MAX_HEAD_BYTES,
+            limit_concurrency=MAX_CONNECTIONS,
             # A probe every few seconds would bury everything else in the log.
             access_log=False,
             ws="none",
             server_header=False,
             timeout_graceful_shutdown=GRACE_SECONDS,
         )
+        server = uvicorn.Server(config)
         # uvicorn says nothing about a socket that it is given.
         host, port = listener.getsockname()[:2]
         address = f"[{host}]" if ":" in host else host
         _log.info("Sidecar of %s at http://%s:%d", settings.state_dir, address, port)
-        uvicorn.Server(config).run(sockets=[listener])
+        if settings.token is None and host not in LOOPBACK:
+            _log.warning("Whoever reaches this address may ask everything: no token is set (%s)", TOKEN_FILE)
+        server.run(sockets=[listener])
 
 
 def listen(host: str, port: int) -> socket.socket:

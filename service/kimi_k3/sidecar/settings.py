@@ -7,14 +7,17 @@ import os
 import re
 from pathlib import Path
 
-from pydantic import Field, ValidationError
+from pydantic import Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from kimi_k3.errors import ExitCode, OperatorError, nearest
 from kimi_k3.words.addresses import HOST, SIDECAR_PORT
 from kimi_k3.words.environment import SIDECAR_PREFIX, default_state_dir, misunderstood
+from kimi_k3.words.secret import checked_secret, read_secret
 
 PREFIX = SIDECAR_PREFIX
+TOKEN = PREFIX + "TOKEN"
+TOKEN_FILE = PREFIX + "TOKEN_FILE"
 
 # What Kubernetes puts into every pod of a namespace that has a Service called "kimi-k3-sidecar".
 _SERVICE_LINK = re.compile(r"(SERVICE_HOST|SERVICE_PORT\w*|PORT_\d+_(TCP|UDP|SCTP)\w*)")
@@ -47,8 +50,17 @@ class Settings(BaseSettings):
         description="Whether to check the engine's certificate when its URL is https. No secret is sent.",
     )
     poll_seconds: float = Field(
-        default=5.0, gt=0, le=60, description="How often the engine's health is asked for, for /metrics."
+        default=1.0, gt=0, le=10, description="How often the engine's health is asked for."
     )
+    refresh_seconds: float = Field(
+        default=0.25, ge=0, le=10, description="How old what was read from the state directory may be."
+    )
+    token: SecretStr | None = Field(
+        default=None,
+        description="What a client must send as `Authorization: Bearer ...` for everything but the probes "
+        "and the page; without it nothing is asked for.",
+    )
+    token_file: Path | None = Field(default=None, description="A file that holds the token, on one line.")
 
     @classmethod
     def read(cls) -> Settings:
@@ -68,9 +80,22 @@ class Settings(BaseSettings):
                         exit_code=ExitCode.USAGE,
                     )
         try:
-            return cls()
+            settings = cls()
         except ValidationError as error:
             raise misunderstood(PREFIX, error) from None
+        return settings.model_copy(update={"token": settings._checked_token(), "token_file": None})
+
+    def _checked_token(self) -> SecretStr | None:
+        if self.token is not None and self.token_file is not None:
+            raise OperatorError(
+                f"{TOKEN} and {TOKEN_FILE} are both set", remedy="set one of them", exit_code=ExitCode.USAGE
+            )
+        if self.token_file is not None:
+            source = f"{TOKEN_FILE}={self.token_file}"
+            return SecretStr(read_secret(self.token_file, what="token", source=source, variable=TOKEN))
+        if self.token is not None:
+            return SecretStr(checked_secret(self.token.get_secret_value(), what="token", source=TOKEN))
+        return None
 
 
 def _refuse_service_link(name: str, value: str) -> None:

@@ -6,6 +6,8 @@ Each kind of warning is written once, as data; the metrics and the documentation
 
 from __future__ import annotations
 
+import hashlib
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
@@ -13,8 +15,9 @@ from enum import StrEnum
 
 from pydantic import Field
 
-from kimi_k3.journal.models import SupervisorRecord
+from kimi_k3.journal.models import SupervisorRecord, relative_mse
 from kimi_k3.journal.reader import Journal
+from kimi_k3.sidecar.acknowledgement import Acknowledgement, Acknowledgements
 from kimi_k3.sidecar.arithmetic import is_fresh, seconds_between
 from kimi_k3.sidecar.conversion import missing_conversions
 from kimi_k3.sidecar.view import EngineHealth, View
@@ -22,6 +25,11 @@ from kimi_k3.words.phases import Phase
 
 RANK_GRACE_SECONDS = 120.0
 """How long after loading began a rank may stay silent: vLLM's workers import for a while first."""
+
+MAX_WORD = 80
+"""Characters of an id that come from outside."""
+
+NONE_GIVEN = Acknowledgements()
 
 
 class Severity(StrEnum):
@@ -33,20 +41,34 @@ class Severity(StrEnum):
 
 @dataclass(frozen=True)
 class WarningKind:
-    """A kind of warning: stable code, severity, and its text with ``{fields}``."""
+    """A kind of warning.
+
+    Attributes:
+        code: stable.
+        severity: how much it matters.
+        text: what it is, with ``{fields}``.
+        remedy: what to do, with ``{fields}``.
+        acknowledgeable: whether somebody can say that they know; what keeps traffic away stays as it is.
+    """
 
     code: str
     severity: Severity
     text: str
+    remedy: str
+    acknowledgeable: bool = False
 
 
 class Advice(View):
     """One thing that an operator should know or mend."""
 
-    code: str = Field(description="Stable code.")
+    id: str = Field(description="Names this warning; the same after a restart if it is about the same.")
+    code: str = Field(description="Its kind; stable.")
     severity: Severity = Field(description="critical: traffic or truth is at stake.")
-    message: str = Field(description="What it is, and what to do.")
+    message: str = Field(description="What it is.")
+    remedy: str = Field(description="What to do.")
     since: datetime | None = Field(description="Since when; null when that is not known.")
+    acknowledgeable: bool = Field(description="Whether somebody can say that they know.")
+    acknowledged: Acknowledgement | None = Field(description="Who did; null when nobody has.")
 
 
 class Warnings(View):
@@ -58,132 +80,217 @@ class Warnings(View):
 LOSSY_WEIGHTS = WarningKind(
     "lossy-weights",
     Severity.WARNING,
-    "The experts are served as int4, requantised from the checkpoint's MXFP4: answers differ from the "
-    "checkpoint's. /conversion tells by how much; start with --weights mxfp4 to go back.",
+    "The experts are served as int4, requantised from the checkpoint's MXFP4 ({how}): answers differ from "
+    "the checkpoint's{figures}.",
+    "See /conversion for the loss by layer, and acknowledge it, or start with --weights mxfp4 to go back.",
+    acknowledgeable=True,
 )
 CONSENT_MISSING = WarningKind(
     "consent-missing",
     Severity.CRITICAL,
-    "The experts are served as int4, but no consent to that is on record; start with --weights mxfp4, or "
-    "consent with --accept-lossy.",
+    "The experts are served as int4, but no consent to that is on record.",
+    "Start with --weights mxfp4, or consent with --accept-lossy.",
 )
 WEIGHTS_MISMATCH = WarningKind(
     "weights-mismatch",
     Severity.CRITICAL,
-    "Rank {rank} serves {found}, but the supervisor asked for {asked}; restart the deployment.",
+    "Rank {rank} serves {found}, but the supervisor asked for {asked}.",
+    "Restart the deployment.",
 )
 SIGNS_REFUSED = WarningKind(
     "signs-refused",
     Severity.WARNING,
     "The experts' kernel ({backend}) computes negative scales wrongly, so they were converted without them: "
-    "the error is a little larger than it must be. Use another build of AITER, or --no-negative-scale.",
+    "the error is a little larger than it must be.",
+    "Use another build of AITER, or --no-negative-scale.",
+    acknowledgeable=True,
 )
 SUPERVISOR_MISSING = WarningKind(
     "supervisor-missing",
     Severity.CRITICAL,
-    "No supervisor has reported in the state directory; start the deployment, or give the sidecar the "
-    "same KIMI_K3_STATE_DIR.",
+    "No supervisor has reported in the state directory.",
+    "Start the deployment, or give the sidecar the same KIMI_K3_STATE_DIR.",
 )
 SUPERVISOR_STALE = WarningKind(
     "supervisor-stale",
     Severity.CRITICAL,
     "The supervisor has stopped reporting without an ending: it was killed, it hangs, or the state "
-    "directory cannot be written. Look at its log and restart it.",
+    "directory cannot be written.",
+    "Look at its log and restart it.",
 )
 DEPLOYMENT_FAILED = WarningKind(
     "deployment-failed",
     Severity.CRITICAL,
-    "The deployment has ended with exit code {exit_code}: {reason}. Look at the failures in /status and at "
-    "the engine's log, then start it again.",
+    "The deployment has ended with exit code {exit_code}: {reason}.",
+    "Look at the failures in /status and at the engine's log, then start it again.",
 )
 ENGINE_UNHEALTHY = WarningKind(
     "engine-unhealthy",
     Severity.CRITICAL,
-    "The deployment should serve, but its engine is not healthy: {detail}. Look at the engine's log.",
+    "The deployment should serve, but its engine is not healthy: {detail}.",
+    "Look at the engine's log.",
+)
+ENGINE_STALLED = WarningKind(
+    "engine-stalled",
+    Severity.CRITICAL,
+    "Requests make no progress, or one of the engine's processes is stopped.",
+    "Look at the engine's log; the supervisor ends a start that stays so.",
+)
+PREFLIGHT_NOTICE = WarningKind(
+    "preflight-notice", Severity.WARNING, "{what}.", "{remedy}.", acknowledgeable=True
 )
 ENGINE_FAILURE = WarningKind(
-    "engine-failure", Severity.CRITICAL, "The engine's process {pid} gave up: {what}; {remedy}"
+    "engine-failure", Severity.CRITICAL, "The engine's process {pid} gave up: {what}.", "{remedy}"
 )
 RANK_MISSING = WarningKind(
     "rank-missing",
     Severity.CRITICAL,
-    "Of {world_size} ranks {missing} have not reported although loading began: {ranks}. Look at the "
-    "engine's log for workers that died or hang.",
+    "Of {world_size} ranks {missing} have not reported although loading began: {ranks}.",
+    "Look at the engine's log for workers that died or hang.",
 )
 RANK_UNEXPECTED = WarningKind(
     "rank-unexpected",
     Severity.WARNING,
     "Rank {rank} reports, but the deployment has only {world_size}; sums over ranks count it too.",
+    "Give this deployment a state directory of its own.",
 )
 CONVERSION_INCOMPLETE = WarningKind(
     "conversion-incomplete",
     Severity.CRITICAL,
-    "The deployment serves although {missing} expected conversions were not reported; /conversion lists "
-    "them. Do not trust its answers; restart it.",
+    "The deployment serves although {missing} expected conversions were not reported.",
+    "Do not trust its answers; /conversion lists what is missing; restart it.",
 )
 JOURNAL_FAULT = WarningKind(
     "journal-fault",
     Severity.WARNING,
     "The state directory's {file} {why}; it is left out of everything the sidecar tells.",
+    "Remove the file, or give this deployment a state directory of its own.",
 )
 
 KINDS = tuple(value for value in list(globals().values()) if isinstance(value, WarningKind))
 """Every kind of warning, in the order above."""
 
 
-def warnings_view(journal: Journal, health: EngineHealth | None, now: datetime) -> Warnings:
+@dataclass(frozen=True)
+class Matter:
+    """A warning, with a mark of what an acknowledgement of it is about."""
+
+    advice: Advice
+    about: str
+
+
+def warnings_view(
+    journal: Journal,
+    health: EngineHealth | None,
+    now: datetime,
+    acknowledgements: Acknowledgements = NONE_GIVEN,
+) -> Warnings:
     """What ``/warnings`` answers; ``health`` is the engine's last answer, if it was asked."""
-    return Warnings(warnings=list(_warnings(journal, health, now)))
+    found = matters(journal, health, now)
+    return Warnings(
+        warnings=[
+            one.advice.model_copy(update={"acknowledged": acknowledgements.of(one.advice.id, one.about)})
+            for one in found
+        ]
+    )
 
 
-def _warnings(journal: Journal, health: EngineHealth | None, now: datetime) -> Iterator[Advice]:
+def matters(journal: Journal, health: EngineHealth | None, now: datetime) -> list[Matter]:
+    """Every warning that stands, each id once."""
+    found: dict[str, Matter] = {}
+    for one in _matters(journal, health, now):
+        found.setdefault(one.advice.id, one)
+    return list(found.values())
+
+
+def _matters(journal: Journal, health: EngineHealth | None, now: datetime) -> Iterator[Matter]:
     supervisor = journal.supervisor
     if supervisor is None:
-        yield _advice(SUPERVISOR_MISSING, None)
+        yield _matter(SUPERVISOR_MISSING, None)
     else:
         yield from _of_weights(journal, supervisor)
         yield from _of_life(supervisor, health, now)
         yield from _of_ranks(journal, supervisor, now)
     for failure in journal.failures:
-        yield _advice(ENGINE_FAILURE, failure.at, pid=failure.pid, what=failure.what, remedy=failure.remedy)
+        yield _matter(
+            ENGINE_FAILURE,
+            failure.at,
+            part=failure.pid,
+            pid=failure.pid,
+            what=failure.what.rstrip("."),
+            remedy=failure.remedy,
+        )
     for fault in journal.faults:
-        yield _advice(JOURNAL_FAULT, None, file=fault.file, why=fault.why)
+        yield _matter(JOURNAL_FAULT, None, part=_word(fault.file), file=fault.file, why=fault.why)
 
 
-def _of_weights(journal: Journal, supervisor: SupervisorRecord) -> Iterator[Advice]:
+def _of_weights(journal: Journal, supervisor: SupervisorRecord) -> Iterator[Matter]:
     if supervisor.weights.lossy and supervisor.ending is None:
-        yield _advice(LOSSY_WEIGHTS, supervisor.started_at)
+        way = supervisor.requantisation
+        yield _matter(
+            LOSSY_WEIGHTS,
+            supervisor.started_at,
+            about=f"{supervisor.checkpoint.model_dump_json()} {way.model_dump_json() if way else ''}",
+            how="unknown how" if way is None else str(way),
+            figures=_figures(journal),
+        )
         if supervisor.consent is None:
-            yield _advice(CONSENT_MISSING, supervisor.started_at)
+            yield _matter(CONSENT_MISSING, supervisor.started_at)
     refused = [record for record in journal.ranks if record.summary().signs_refused]
     if refused and supervisor.ending is None:
-        yield _advice(SIGNS_REFUSED, None, backend=refused[0].backend)
+        yield _matter(SIGNS_REFUSED, None, about=str(refused[0].backend), backend=refused[0].backend)
     for record in journal.ranks:
         if record.weights is not supervisor.weights:
-            yield _advice(
-                WEIGHTS_MISMATCH, None, rank=record.rank, found=record.weights, asked=supervisor.weights
+            yield _matter(
+                WEIGHTS_MISMATCH,
+                None,
+                part=record.rank,
+                rank=record.rank,
+                found=record.weights,
+                asked=supervisor.weights,
             )
 
 
-def _of_life(supervisor: SupervisorRecord, health: EngineHealth | None, now: datetime) -> Iterator[Advice]:
+def _figures(journal: Journal) -> str:
+    """The loss so far, as the end of a sentence."""
+    error = relative_mse(one for record in journal.ranks for one in record.conversions)
+    return "" if error is None else f"; relative squared error so far {error:.5f}"
+
+
+def _of_life(supervisor: SupervisorRecord, health: EngineHealth | None, now: datetime) -> Iterator[Matter]:
     ending = supervisor.ending
     if ending is None and not is_fresh(supervisor, now):
-        yield _advice(SUPERVISOR_STALE, supervisor.updated_at)
+        yield _matter(SUPERVISOR_STALE, supervisor.updated_at)
+    if ending is None and supervisor.stalled_since is not None:
+        yield _matter(ENGINE_STALLED, supervisor.stalled_since)
+    for notice in supervisor.notices if ending is None else ():
+        yield _matter(
+            PREFLIGHT_NOTICE,
+            supervisor.started_at,
+            part=_word(notice.check),
+            about=notice.what,
+            what=notice.what.rstrip("."),
+            remedy=notice.remedy.rstrip("."),
+        )
     if ending is not None and ending.exit_code != 0:
-        yield _advice(
-            DEPLOYMENT_FAILED, ending.at, exit_code=ending.exit_code, reason=ending.reason.rstrip(".")
+        yield _matter(
+            DEPLOYMENT_FAILED,
+            ending.at,
+            about=supervisor.start_id,
+            exit_code=ending.exit_code,
+            reason=ending.reason.rstrip("."),
         )
     if ending is None and supervisor.phase is Phase.READY and health is not None and not health.healthy:
-        yield _advice(ENGINE_UNHEALTHY, health.since, detail=health.detail)
+        yield _matter(ENGINE_UNHEALTHY, health.since, detail=health.detail)
 
 
-def _of_ranks(journal: Journal, supervisor: SupervisorRecord, now: datetime) -> Iterator[Advice]:
+def _of_ranks(journal: Journal, supervisor: SupervisorRecord, now: datetime) -> Iterator[Matter]:
     began = loading_began(supervisor)
     silence = seconds_between(began, now)
     expected = set(range(supervisor.world_size if supervisor.ranks_report else 0))
     missing = sorted(expected - {record.rank for record in journal.ranks})
     if missing and supervisor.ending is None and silence is not None and silence > RANK_GRACE_SECONDS:
-        yield _advice(
+        yield _matter(
             RANK_MISSING,
             began,
             world_size=supervisor.world_size,
@@ -192,12 +299,14 @@ def _of_ranks(journal: Journal, supervisor: SupervisorRecord, now: datetime) -> 
         )
     for record in journal.ranks:
         if record.rank >= supervisor.world_size:
-            yield _advice(RANK_UNEXPECTED, None, rank=record.rank, world_size=supervisor.world_size)
+            yield _matter(
+                RANK_UNEXPECTED, None, part=record.rank, rank=record.rank, world_size=supervisor.world_size
+            )
     serving = [change.at for change in supervisor.phases if change.phase is Phase.READY]
     if serving and supervisor.phase in (Phase.READY, Phase.DRAINING):
         incomplete = sum(len(entry.ranks) for entry in missing_conversions(journal))
         if incomplete:
-            yield _advice(CONVERSION_INCOMPLETE, serving[0], missing=incomplete)
+            yield _matter(CONVERSION_INCOMPLETE, serving[0], missing=incomplete)
 
 
 def loading_began(supervisor: SupervisorRecord) -> datetime | None:
@@ -210,5 +319,23 @@ def loading_began(supervisor: SupervisorRecord) -> datetime | None:
     return later[0] if later else None
 
 
-def _advice(kind: WarningKind, since: datetime | None, **fields: object) -> Advice:
-    return Advice(code=kind.code, severity=kind.severity, message=kind.text.format(**fields), since=since)
+def _word(text: str) -> str:
+    """``text`` as part of an id."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", text)[:MAX_WORD]
+
+
+def _matter(
+    kind: WarningKind, since: datetime | None, *, part: object = None, about: str = "", **fields: object
+) -> Matter:
+    """A warning of ``kind``; ``part`` tells several of a kind apart."""
+    advice = Advice(
+        id=kind.code if part is None else f"{kind.code}-{part}",
+        code=kind.code,
+        severity=kind.severity,
+        message=kind.text.format(**fields),
+        remedy=kind.remedy.format(**fields),
+        since=since,
+        acknowledgeable=kind.acknowledgeable,
+        acknowledged=None,
+    )
+    return Matter(advice, hashlib.sha256(about.encode()).hexdigest()[:16])

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from kimi_k3.journal.models import RankSummary, Step
 from kimi_k3.journal.writer import now
-from kimi_k3.supervisor.phases import bar_of, latest, sign_of
+from kimi_k3.supervisor.phases import bar_of, cache_of, latest, sign_of
 from kimi_k3.words.phases import Phase
 
 
@@ -19,11 +19,13 @@ class Announced:
         phase: the furthest phase that vLLM's log announced.
         step: the last thing within a phase that it announced.
         summaries: what each rank says it serves.
+        kv_cache_bytes: of the rank that has the smallest cache.
     """
 
     phase: Phase = Phase.PENDING
     step: Step | None = None
     summaries: dict[int, RankSummary] = field(default_factory=dict)
+    kv_cache_bytes: int | None = None
 
     def take(self, line: str) -> None:
         """Read one line."""
@@ -35,6 +37,8 @@ class Announced:
             self._begin(Phase.CAPTURING, f"capturing graphs ({graphs})", done, total)
         elif sign is not None and sign.step is not None:
             self._begin(sign.phase, sign.step)
+        if (size := cache_of(line)) is not None:
+            self.kv_cache_bytes = min(size, self.kv_cache_bytes or size)
         summary = RankSummary.in_line(line)
         if summary is not None:
             self.summaries[summary.rank] = summary

@@ -14,7 +14,7 @@ import httpx
 from kimi_k3.errors import ExitCode, OperatorError
 from kimi_k3.journal.models import Canary
 from kimi_k3.journal.writer import now
-from kimi_k3.supervisor.redact import redact
+from kimi_k3.supervisor.redact import Secrets
 
 MAX_TOKENS = 4
 ATTEMPTS = 3
@@ -67,7 +67,7 @@ def ask_canary(
             problem = f"HTTP {answer.status_code}: {answer.text[:MAX_QUOTED]}"
             if answer.status_code < 500:
                 break
-    raise _failed(redact(problem, api_key))
+    raise _failed(Secrets([api_key]).hide(problem))
 
 
 def _tokens(answer: httpx.Response) -> int:

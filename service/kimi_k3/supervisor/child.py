@@ -10,7 +10,7 @@ import subprocess
 import threading
 from collections.abc import Callable, Mapping, Sequence
 
-from kimi_k3.supervisor.redact import Lines
+from kimi_k3.supervisor.redact import Lines, Secrets
 
 READ_BYTES = 64 * 1024
 _PR_SET_PDEATHSIG = 1
@@ -24,7 +24,7 @@ class Child:
     thread: the kernel takes the end of the creating thread for the parent's death.
 
     Args:
-        sink: gets every line of standard output and standard error, without ``secret``, from a
+        sink: gets every line of standard output and standard error, without ``secrets``, from a
             thread of its own.
 
     Raises:
@@ -36,10 +36,10 @@ class Child:
         argv: Sequence[str],
         environment: Mapping[str, str],
         *,
-        secret: str | None,
+        secrets: Secrets,
         sink: Callable[[str], None],
     ) -> None:
-        self._lines = Lines(secret)
+        self._lines = Lines(secrets)
         self._sink = sink
         self._process = subprocess.Popen(
             argv,

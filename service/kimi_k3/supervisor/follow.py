@@ -17,7 +17,9 @@ from kimi_k3.supervisor.acceptance import objection
 from kimi_k3.supervisor.announced import Announced
 from kimi_k3.supervisor.canary import ask_canary
 from kimi_k3.supervisor.child import Child
+from kimi_k3.supervisor.group import Group, named
 from kimi_k3.supervisor.health import Health
+from kimi_k3.supervisor.heartbeat import Heartbeat
 from kimi_k3.supervisor.logfile import LOG_FILE
 from kimi_k3.supervisor.phases import starting_phase
 from kimi_k3.supervisor.processes import is_running
@@ -25,14 +27,22 @@ from kimi_k3.supervisor.recorder import Recorder
 from kimi_k3.supervisor.start import Start
 from kimi_k3.words.phases import Phase
 
+SERVING = (Phase.READY, Phase.DRAINING)
+
 JOURNAL_SECONDS = 0.5
 """How often the ranks' records are read: 8 of 120 kB take about 20 ms."""
 
 PATIENCE_SECONDS = 5.0
-"""A process that reported its failure, a rank that is gone, a report that is missing: vLLM, or the
-report, gets so long to follow before the start is ended."""
+"""A process that reported its failure, a report that is missing: vLLM, or the report, gets so long to follow
+before the start is ended."""
 
-OUTPUT_SECONDS = 2.0
+GONE_SECONDS = 1.0
+"""A process that is gone: vLLM gets so long to say why. The journal shall tell within 2 s."""
+
+FIND_SECONDS, SERVING_FIND_SECONDS = 1.0, 10.0
+"""How often new processes of the engine are looked for, in a start and while it serves."""
+
+OUTPUT_SECONDS = 1.0
 """How long the reader may take for what a dead engine last printed."""
 
 
@@ -45,6 +55,8 @@ class Follower:
         recorder: Recorder,
         child: Child,
         health: Health,
+        heart: Heartbeat,
+        group: Group,
         scanner: Scanner,
         *,
         report: Callable[[str], None],
@@ -53,6 +65,11 @@ class Follower:
         self._recorder = recorder
         self._child = child
         self._health = health
+        self._heart = heart
+        self._group = group
+        self._found_at = float("-inf")
+        self._lost: str | None = None
+        self._stopped_since: float | None = None
         self._scanner = scanner
         self._report = report
         self._log = start.state_dir / LOG_FILE
@@ -78,19 +95,57 @@ class Follower:
         journal = self._recent_journal()
         if self._lasts("failure", bool(journal.failures)):
             raise self._death(journal, None)
-        gone = [rank.rank for rank in journal.ranks if not is_running(rank.pid)]
-        if self._lasts("gone", bool(gone)):
-            raise verdict.lost_rank(
-                ranks=gone,
+        self._look_for_gone(journal)
+        serves = self._recorder.phase in SERVING
+        self._look_for_stall(journal, serves=serves)
+        if serves:
+            self._note_health()
+        else:
+            self._go_on(journal, announced)
+
+    def _look_for_gone(self, journal: Journal) -> None:
+        every = SERVING_FIND_SECONDS if self._recorder.phase in SERVING else FIND_SECONDS
+        if time.monotonic() - self._found_at >= every:
+            self._group.find(journal.ranks)
+            self._found_at = time.monotonic()
+        gone = self._group.gone()
+        known = {member.pid for member in gone}
+        silent = [rank for rank in journal.ranks if rank.pid not in known and not is_running(rank.pid)]
+        # The first one that is gone is why the others follow.
+        if self._lost is None and (gone or silent):
+            also = [f"rank {rank.rank} (pid {rank.pid})" for rank in silent]
+            self._lost = ", ".join(part for part in (named(gone, journal.ranks), *also) if part)
+        if self._lasts("gone", bool(gone or silent), seconds=GONE_SECONDS):
+            assert self._lost is not None
+            raise verdict.lost_process(
+                who=self._lost,
                 phase=self._recorder.phase,
                 seconds=self._recorder.seconds(),
                 found=self._diagnose(None),
                 log=self._log,
             )
-        if self._recorder.phase is Phase.READY:
-            self._note_health()
-        else:
-            self._go_on(journal, announced)
+
+    def _look_for_stall(self, journal: Journal, *, serves: bool) -> None:
+        stopped = self._group.stopped()
+        moment = time.monotonic()
+        if not stopped:
+            self._stopped_since = None
+        elif self._stopped_since is None:
+            self._stopped_since = moment
+        moments = [each for each in (self._stopped_since, self._heart.stalled_since) if each is not None]
+        seconds = moment - min(moments) if moments else None
+        if (seconds is None) is not (self._recorder.record.stalled_since is None):
+            who = f": {named(stopped, journal.ranks)} is stopped" if stopped else ""
+            self._report("the engine gets on again" if seconds is None else f"the engine is stalled{who}")
+        self._recorder.note_stalled(seconds)
+        if serves and seconds is not None and seconds >= self._start.hang_timeout:
+            raise verdict.hung(
+                phase=self._recorder.phase,
+                seconds=seconds,
+                stopped=named(stopped, journal.ranks) or None,
+                timeout=self._start.hang_timeout,
+                log=self._log,
+            )
 
     def _go_on(self, journal: Journal, announced: Announced) -> None:
         record = self._recorder.record
@@ -105,9 +160,12 @@ class Follower:
             )
         )
         self._recorder.note_step(announced.step)
+        self._recorder.note_cache(announced.kv_cache_bytes)
         if self._canary is not None:
             if (canary := self._canary.get()) is not None:
+                self._group.find(journal.ranks)
                 self._recorder.note_canary(canary)
+                self._heart.listening.set()
                 self._recorder.enter(Phase.READY)
                 return
         elif self._health.ok:
@@ -144,13 +202,13 @@ class Follower:
             status = self._health.status
             self._report(f"/health: {'no answer' if status is None else status}")
 
-    def _lasts(self, name: str, condition: bool) -> bool:
-        """Whether ``condition`` has held at every look for ``PATIENCE_SECONDS``."""
+    def _lasts(self, name: str, condition: bool, *, seconds: float | None = None) -> bool:
+        """Whether ``condition`` has held at every look for ``seconds``, else ``PATIENCE_SECONDS``."""
         if not condition:
             self._waiting.pop(name, None)
             return False
         since = self._waiting.setdefault(name, time.monotonic())
-        return time.monotonic() - since >= PATIENCE_SECONDS
+        return time.monotonic() - since >= (PATIENCE_SECONDS if seconds is None else seconds)
 
     def _recent_journal(self) -> Journal:
         if self._journal is None or time.monotonic() - self._journal_at >= JOURNAL_SECONDS:
@@ -173,6 +231,7 @@ class Follower:
             failures=journal.failures,
             found=self._diagnose(exit_code),
             log=self._log,
+            lost=self._lost,
         )
 
 

@@ -62,6 +62,10 @@ _BAR = re.compile(r"Capturing CUDA graphs(?: \(([^)]{1,80})\))?:\s+\d{1,3}%\|[^|
 """A progress bar of tqdm: one for each kind of graph, one after the other."""
 
 
+_CACHE = re.compile(r"Available KV cache memory: ([\d,]{1,9}(?:\.\d{1,6})?) GiB")
+"""v1/worker/gpu_worker.py."""
+
+
 def sign_of(line: str) -> Sign | None:
     """What a line of vLLM's log announces, if it does."""
     return next((sign for sign in LOG_SIGNS if sign.text in line), None)
@@ -71,6 +75,12 @@ def bar_of(line: str) -> tuple[str, int, int] | None:
     """Of a progress bar of the graph capture: which graphs, how many are captured, how many there will be."""
     match = _BAR.search(line)
     return None if match is None else (match[1] or "graphs", int(match[2]), int(match[3]))
+
+
+def cache_of(line: str) -> int | None:
+    """The bytes that a worker announces for its KV cache, if the line does so."""
+    match = _CACHE.search(line)
+    return None if match is None else int(float(match[1].replace(",", "")) * 2**30)
 
 
 def latest(*phases: Phase | None) -> Phase:

@@ -25,7 +25,7 @@ POLL_SECONDS = 0.05
 KILL_SECONDS = 10.0
 """A killed process that is still there after this long waits in the kernel; nothing ends it."""
 
-TRACKER_SECONDS = 3.0
+TRACKER_SECONDS = 1.0
 """What the resource tracker gets for its clean-up once its clients are gone."""
 
 CLOCK_SECONDS = 3.0
@@ -71,7 +71,7 @@ def processes_of(mark: Mark, *, proc: Path = PROC) -> tuple[int, ...]:
 
 def is_running(pid: int, *, proc: Path = PROC) -> bool:
     """Whether ``pid`` is a process that still runs (a zombie does not)."""
-    return _runs(_stat(proc / str(pid)))
+    return _runs(stat_of(proc / str(pid)))
 
 
 def end_processes(mark: Mark, *, grace: float) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -137,7 +137,7 @@ def _in_session(entry: Path, mark: Mark, proc: Path) -> bool:
     """Whether the process is in the start's session, and not in a later one of the same number."""
     if mark.session is None:
         return False
-    stat = _stat(entry)
+    stat = stat_of(entry)
     if not _runs(stat) or int(stat[3]) != mark.session:
         return False
     return mark.seen is None or _began(stat, proc) <= mark.seen.timestamp() + CLOCK_SECONDS
@@ -153,8 +153,12 @@ def _began(stat: list[str], proc: Path) -> float:
     return int(boot.split()[1]) + int(stat[19]) / os.sysconf("SC_CLK_TCK")
 
 
-def _stat(entry: Path) -> list[str]:
-    """Fields of ``/proc/PID/stat`` from the state on (proc(5)), or none when the process is gone."""
+def stat_of(entry: Path) -> list[str]:
+    """Fields of ``/proc/PID/stat`` from the state on (proc(5)), or none when the process is gone.
+
+    Args:
+        entry: ``/proc/PID``.
+    """
     try:
         stat = (entry / "stat").read_text()
     except OSError:

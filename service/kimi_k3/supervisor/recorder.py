@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from kimi_k3.journal.models import (
     Canary,
     Ending,
     Explanation,
+    Notice,
     PhaseChange,
     Step,
     SupervisorRecord,
@@ -74,9 +76,24 @@ class Recorder:
         """The engine's main process is running."""
         self._change(engine_pid=pid)
 
+    def note_notices(self, notices: Sequence[Notice]) -> None:
+        """What the checks found odd."""
+        if notices:
+            self._change(notices=(*self.record.notices, *notices))
+
+    def note_cache(self, size: int | None) -> None:
+        """What vLLM announced of its KV cache, in bytes."""
+        if size != self.record.kv_cache_bytes:
+            self._change(kv_cache_bytes=size)
+
     def note_canary(self, canary: Canary) -> None:
         """The first completion worked."""
         self._change(canary=canary)
+
+    def note_stalled(self, seconds: float | None) -> None:
+        """The engine makes no progress since ``seconds`` ago; ``None``: it gets on."""
+        if (seconds is None) is not (self.record.stalled_since is None):
+            self._change(stalled_since=None if seconds is None else now() - timedelta(seconds=seconds))
 
     def end(
         self, phase: Phase, exit_code: int, reason: str, *, explanation: Explanation | None = None

@@ -2,7 +2,7 @@
 """One start of the engine, from the first check to the last process gone.
 
 A plain loop: look at everything, decide with the pure modules, write the heartbeat, sleep. Whatever
-may take long (the engine's output, its health, the first completion) has a thread of its own.
+may take long (the engine's output, its health, its heartbeat, the first completion) has a thread of its own.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ from kimi_k3.plan.budget import exit_deadline_seconds
 from kimi_k3.supervisor.announced import Announced
 from kimi_k3.supervisor.child import Child
 from kimi_k3.supervisor.follow import Follower
+from kimi_k3.supervisor.group import Group
+from kimi_k3.supervisor.guardian import Guardian, guardian
 from kimi_k3.supervisor.health import watched_health
+from kimi_k3.supervisor.heartbeat import watched_heartbeat
 from kimi_k3.supervisor.logfile import EngineLog
 from kimi_k3.supervisor.processes import Mark, end_processes
 from kimi_k3.supervisor.recorder import Recorder
@@ -31,9 +34,16 @@ from kimi_k3.supervisor.verdict import EngineFailure
 from kimi_k3.words.phases import Phase
 
 TICK_SECONDS = 0.1
-END_GRACE_SECONDS = 5.0
+END_GRACE_SECONDS = 2.0
 """What the engine's processes get between SIGTERM and SIGKILL when the start has failed. Shorter
-than the teardown of a served engine: nothing of theirs is worth waiting for."""
+than the teardown of a served engine: nothing of theirs is worth waiting for, and 5 s after the first of them
+died the last one is gone."""
+
+CORE_SECONDS = 3.0
+"""What the API server gets in a drain once the engine core is gone: nobody finishes its requests any more."""
+
+ENDED_BY_SIGTERM = (0, -signal.SIGTERM, 128 + signal.SIGTERM)
+"""Exit codes of an engine that got a SIGTERM, as everybody in a control group does from systemd."""
 
 REMAINS_GRACE_SECONDS = 1.0
 """The same for processes that outlived the main process, or its deadline."""
@@ -66,8 +76,9 @@ def supervise(
             recorder.enter(Phase.PREFLIGHT)
             if not _checked(start, recorder, signals):
                 return _stopped_early(recorder, signals[0], report=report)
-            with _socket_directory(start.socket_dir):
-                return _run_engine(start, recorder, signals, report=report, forward=forward)
+            start_id, state_dir = start.record.start_id, start.state_dir
+            with _socket_directory(start.socket_dir), guardian(start_id, state_dir) as guard:
+                return _run_engine(start, recorder, guard, signals, report=report, forward=forward)
         except OperatorError as error:
             _end_failed(recorder, error)
             raise
@@ -100,7 +111,7 @@ def _checked(start: Start, recorder: Recorder, signals: list[signal.Signals]) ->
 
     for check in start.checks:
         try:
-            check(pause)
+            recorder.note_notices(check(pause))
         except OperatorError:
             # What was still wrong when somebody ended the wait is not why the start ends.
             if not signals:
@@ -135,6 +146,7 @@ def _socket_directory(path: Path) -> Iterator[None]:
 def _run_engine(
     start: Start,
     recorder: Recorder,
+    guard: Guardian,
     signals: list[signal.Signals],
     *,
     report: Callable[[str], None],
@@ -151,26 +163,37 @@ def _run_engine(
         scanner.feed(line.encode(errors="replace") + b"\n")
 
     try:
-        child = Child(start.record.argv, start.environment, secret=start.api_key, sink=take)
+        child = Child(start.argv, start.environment, secrets=start.secrets, sink=take)
     except OSError as error:
         log.close()
         raise OperatorError(
-            f"cannot execute {start.record.argv[0]}: {error.strerror or error}",
+            f"cannot execute {start.argv[0]}: {error.strerror or error}",
             remedy="reinstall the Python environment of vLLM",
             exit_code=ExitCode.ENGINE,
         ) from None
     grace = END_GRACE_SECONDS
     try:
+        guard.guard(child.pid)
         recorder.note_engine(child.pid)
         recorder.enter(Phase.LOADING)
-        with watched_health(start.record.engine_url) as health:
-            follower = Follower(start, recorder, child, health, scanner, report=report)
+        record = start.record
+        group = Group(Mark(record.start_id, start.state_dir, session=child.pid))
+        with (
+            watched_health(record.engine_url) as health,
+            watched_heartbeat(record.engine_url, record.served_model_name, start.api_key) as heart,
+        ):
+            follower = Follower(start, recorder, child, health, heart, group, scanner, report=report)
             while not signals:
                 follower.look(announced)
                 recorder.beat()
                 time.sleep(TICK_SECONDS)
-        served = recorder.phase is Phase.READY
-        code = _drain(start, recorder, child, signals, served=served, report=report)
+            report(f"{signals[0].name} during {recorder.phase} after {recorder.seconds():.0f} s")
+            served = recorder.phase is Phase.READY
+            # Readers stop sending requests before vLLM refuses new ones.
+            recorder.enter(Phase.DRAINING)
+            if served:
+                _leave(start, recorder, child, signals, lambda: follower.look(announced))
+        code = _drain(start, recorder, child, group, signals, served=served, report=report)
         grace = REMAINS_GRACE_SECONDS if len(signals) == 1 else 0.0
     except OperatorError as error:
         # Known at once, not only after the last process is gone.
@@ -186,26 +209,50 @@ def _run_engine(
     return code
 
 
+def _leave(
+    start: Start, recorder: Recorder, child: Child, signals: list[signal.Signals], look: Callable[[], None]
+) -> None:
+    """Go on serving for the readiness delay, while readers already see that it is not ready.
+
+    Raises:
+        OperatorError: the engine died meanwhile, with requests in it.
+    """
+    deadline = time.monotonic() + start.readiness_delay
+    while time.monotonic() < deadline and len(signals) == 1:
+        try:
+            look()
+        except OperatorError:
+            if child.poll() not in ENDED_BY_SIGTERM:
+                raise
+            return
+        recorder.beat()
+        time.sleep(TICK_SECONDS)
+
+
 def _drain(
     start: Start,
     recorder: Recorder,
     child: Child,
+    group: Group,
     signals: list[signal.Signals],
     *,
     served: bool,
     report: Callable[[str], None],
 ) -> int:
     """Ask the engine to end and wait for it; what is left afterwards is ended by force."""
-    report(f"{signals[0].name} during {recorder.phase} after {recorder.seconds():.0f} s")
-    # Readers stop sending requests before vLLM refuses new ones.
-    recorder.enter(Phase.DRAINING)
     child.terminate()
     patience = exit_deadline_seconds(start.drain_timeout, serving=served)
     deadline = time.monotonic() + patience
+    core_gone_at = None
     while child.poll() is None:
         if len(signals) > 1:
             report(f"{signals[1].name} again: ending at once")
             break
+        if any(member.is_core for member in group.gone()):
+            core_gone_at = core_gone_at or time.monotonic()
+            if time.monotonic() - core_gone_at > CORE_SECONDS:
+                report("the engine core is gone, the API server is not: ending it by force")
+                break
         if time.monotonic() > deadline:
             report(f"vLLM did not end within {patience:.0f} s: ending it by force")
             break

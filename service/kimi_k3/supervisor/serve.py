@@ -16,11 +16,12 @@ from typing import TextIO
 
 from kimi_k3.checkpoint import Checkpoint, require_servable
 from kimi_k3.errors import OperatorError
-from kimi_k3.journal.models import CheckpointSummary, SupervisorRecord
+from kimi_k3.journal.models import CheckpointSummary, Notice, PlannedMemory, SupervisorRecord
 from kimi_k3.journal.writer import now
 from kimi_k3.kernels.entry import CACHE
 from kimi_k3.kernels.wanted import built_directory, probe_directory
 from kimi_k3.plan.chosen import chosen_profile
+from kimi_k3.plan.compose import planned_rank
 from kimi_k3.plan.fit import check_fit
 from kimi_k3.plan.launch import (
     ENGINE_MODULE,
@@ -43,10 +44,10 @@ from kimi_k3.preflight.machine import Machine
 from kimi_k3.preflight.probe import check_compile
 from kimi_k3.preflight.state import check_state_dir
 from kimi_k3.preflight.subject import Subject
-from kimi_k3.profiles.schema import Device
+from kimi_k3.profiles.schema import Device, Profile, Verified
 from kimi_k3.supervisor.leftovers import clear_leftovers
 from kimi_k3.supervisor.lock import hold_lock
-from kimi_k3.supervisor.redact import redact
+from kimi_k3.supervisor.redact import Secrets
 from kimi_k3.supervisor.run import supervise
 from kimi_k3.supervisor.start import Start
 from kimi_k3.words.environment import EngineEnvironment, default_state_dir
@@ -102,19 +103,22 @@ def serve(
         print(as_script(launch))
         return 0
     check_state_dir(deployment.state_dir)
-    report = _Outlet(sys.stderr, prefix="kimi-k3: ", secret=api_key)
+    report = _Outlet(sys.stderr, prefix="kimi-k3: ", secrets=Secrets.of(api_key, os.environ))
     with hold_lock(deployment.state_dir):
         clear_leftovers(deployment.state_dir, report=report)
         machine = Machine()
         subject = subject_of(deployment, launch, checkpoint, machine=machine, wait_vram=wait)
         start = Start(
             record=first_record(deployment, launch, checkpoint),
+            argv=launch.argv,
             state_dir=deployment.state_dir,
             socket_dir=deployment.socket_dir,
             environment=child_environment(launch, _with_kernels(deployment, report), api_key=api_key),
             api_key=api_key,
             start_timeout=deployment.start_timeout,
             drain_timeout=deployment.drain_timeout,
+            readiness_delay=deployment.readiness_delay,
+            hang_timeout=deployment.hang_timeout,
             checks=(
                 partial(
                     check_machine, machine, subject, report, probe=probe_compile and _on_int4(deployment)
@@ -158,7 +162,33 @@ def first_record(deployment: Deployment, launch: Launch, checkpoint: Checkpoint)
         world_size=deployment.tensor_parallel_size,
         ranks_report=deployment.profile.uses_plugin,
         engine_url=engine_url(deployment.host, deployment.port),
-        argv=launch.argv,
+        planned=planned(deployment, launch, checkpoint),
+        notices=_of_profile(deployment.profile),
+    )
+
+
+def planned(deployment: Deployment, launch: Launch, checkpoint: Checkpoint) -> PlannedMemory:
+    """What the plan gives one rank."""
+    rank = planned_rank(checkpoint.config, deployment, launch)
+    return PlannedMemory(
+        weights_bytes=rank.resident,
+        transient_bytes=max(0, rank.peak - rank.resident),
+        step_bytes=rank.step,
+        kv_cache_bytes=rank.cache,
+        limit_bytes=rank.limit,
+    )
+
+
+def _of_profile(profile: Profile) -> tuple[Notice, ...]:
+    """That nobody has tried it, if so."""
+    if profile.verified is not Verified.UNVERIFIED:
+        return ()
+    return (
+        Notice(
+            check="profile-unverified",
+            what=f"profile {profile.name}: nobody has run it on its hardware and reported it",
+            remedy="hold its memory and speed against the plan, and report what you see",
+        ),
     )
 
 
@@ -166,7 +196,7 @@ def summary(checkpoint: Checkpoint) -> CheckpointSummary:
     """What the journal keeps of a checkpoint."""
     assert checkpoint.total_bytes is not None, "require_servable lets only whole checkpoints pass"
     return CheckpointSummary(
-        path=checkpoint.path,
+        name=checkpoint.path.name,
         total_bytes=checkpoint.total_bytes,
         shards=len(checkpoint.shards),
         decoder_layers=checkpoint.layers,
@@ -188,7 +218,7 @@ def check_machine(
     pause: Callable[[float], bool],
     *,
     probe: bool = False,
-) -> None:
+) -> tuple[Notice, ...]:
     """The preflight, and the probe if the start wants it: warnings are told, the first failure is raised.
 
     Of a servable checkpoint, only what is odd about it is told. For a start that fails nothing is compiled.
@@ -199,6 +229,9 @@ def check_machine(
         report: gets a line for each warning, and one before a wait.
         pause: sleeps some seconds and says whether to go on waiting.
         probe: whether AITER's kernels shall be compiled apart from vLLM first.
+
+    Returns:
+        The warnings.
 
     Raises:
         OperatorError: a check failed; says how many others did.
@@ -213,19 +246,24 @@ def check_machine(
         return pause(seconds)
 
     about = () if subject.checkpoint is None else check_checkpoint(subject.checkpoint)
-    _judge((*about, *of_start(replace(machine, pause=patiently), subject)), report)
+    notices = _judge((*about, *of_start(replace(machine, pause=patiently), subject)), report)
     if probe:
-        _judge(_probe(replace(machine, pause=pause), report), report)
+        notices += _judge(_probe(replace(machine, pause=pause), report), report)
+    return notices
 
 
-def _judge(findings: Sequence[Finding], report: Callable[[str], None]) -> None:
-    """Tell warnings; raise the first failure."""
-    for finding in findings:
-        if finding.state in (State.WARN, State.UNKNOWN):
-            report(f"preflight: {finding}")
+def _judge(findings: Sequence[Finding], report: Callable[[str], None]) -> tuple[Notice, ...]:
+    """Tell warnings and return them; raise the first failure."""
+    odd = [finding for finding in findings if finding.state in (State.WARN, State.UNKNOWN)]
+    for finding in odd:
+        report(f"preflight: {finding}")
     failures = [finding for finding in findings if finding.state is State.FAIL]
     if failures:
         raise failures[0].refusal(len(failures) - 1)
+    return tuple(
+        Notice(check=finding.check, what=finding.what, remedy=finding.remedy or "look at it")
+        for finding in odd
+    )
 
 
 def _probe(machine: Machine, report: Callable[[str], None]) -> tuple[Finding, ...]:
@@ -247,16 +285,16 @@ class _Outlet:
     on, and engine.log still has every line of the engine.
     """
 
-    def __init__(self, stream: TextIO | None, *, prefix: str = "", secret: str | None = None) -> None:
+    def __init__(self, stream: TextIO | None, *, prefix: str = "", secrets: Secrets | None = None) -> None:
         self._stream = stream
         self._prefix = prefix
-        self._secret = secret
+        self._secrets = secrets or Secrets()
 
     def __call__(self, line: str) -> None:
         if self._stream is None:
             return
         try:
-            print(self._prefix + redact(line, self._secret), file=self._stream, flush=True)
+            print(self._prefix + self._secrets.hide(line), file=self._stream, flush=True)
         except (OSError, ValueError):
             self._discard(self._stream)
             self._stream = None

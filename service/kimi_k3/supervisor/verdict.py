@@ -28,6 +28,7 @@ def death(
     failures: Sequence[FailureRecord],
     found: Diagnosis,
     log: Path,
+    lost: str | None = None,
 ) -> EngineFailure:
     """The engine ended by itself, or one of its processes gave up.
 
@@ -40,25 +41,52 @@ def death(
         failures: reported by the engine's processes in this start, the first one first.
         found: what the diagnosis makes of the log and the exit code.
         log: where the whole log is.
+        lost: the processes that were gone before it, in words.
     """
     when = f"vLLM failed {_during(phase)} after {seconds:.0f} s"
     if failures:
         return _error(f"{when}: {failures[0].what}", failures[0].remedy, _fatal(found))
     if known := _known(found, when, log):
         return known
+    if lost is not None:
+        return _error(f"{when}: {lost} is gone", _LOST_REMEDY.format(log=log))
     ended = "without an error" if exit_code == 0 else f"with exit code {exit_code}"
     return _error(f"{when}: it ended {ended} and no known message", f"read the end of {log}")
 
 
-def lost_rank(
-    *, ranks: Sequence[int], phase: Phase, seconds: float, found: Diagnosis, log: Path
-) -> EngineFailure:
-    """A worker is gone and vLLM did not end (vllm-project/vllm#32116)."""
-    names = ", ".join(map(str, ranks))
-    what = f"vLLM failed {_during(phase)} after {seconds:.0f} s: the process of rank {names} is gone"
+_LOST_REMEDY = "look in dmesg for oom-kill, and read the end of {log}"
+
+
+def lost_process(*, who: str, phase: Phase, seconds: float, found: Diagnosis, log: Path) -> EngineFailure:
+    """A process that serving depends on is gone and vLLM did not end (vllm-project/vllm#32116).
+
+    Args:
+        who: the processes in words.
+    """
+    what = f"vLLM failed {_during(phase)} after {seconds:.0f} s: {who} is gone"
     if known := _known(found, what, log):
         return known
-    return _error(what, f"look in dmesg for oom-kill, and read the end of {log}")
+    return _error(what, _LOST_REMEDY.format(log=log))
+
+
+def hung(*, phase: Phase, seconds: float, stopped: str | None, timeout: float, log: Path) -> EngineFailure:
+    """The engine's processes live and nothing comes of it.
+
+    Args:
+        seconds: without progress.
+        stopped: the processes that a signal stopped, in words.
+    """
+    why = (
+        "requests make no progress and one more token did not come"
+        if stopped is None
+        else f"{stopped} is stopped (SIGSTOP)"
+    )
+    return _error(
+        f"vLLM hangs {_during(phase)}: {why}, for {seconds:.0f} s (--hang-timeout {timeout:g})",
+        f"read the end of {log}; raise --hang-timeout if a step may take longer"
+        if stopped is None
+        else "do not stop it; start again",
+    )
 
 
 def too_slow(

@@ -31,10 +31,11 @@ def changes(before: Picture | None, now: Picture, clock: float) -> Iterator[str]
         yield _progress(now)
     if known is None or known.state is not now.state or _reasons(known) != _reasons(now):
         yield _readiness(now)
-    told = set(_warnings(known)) if known is not None else set()
-    yield from (f"! {line}" for line in _warnings(now) if line not in told)
-    if known is not None:
-        yield from (f"over: {line}" for line in _warnings(known) if line not in set(_warnings(now)))
+    told = _warnings(known) if known is not None else {}
+    stand = _warnings(now)
+    # By id: figures in a warning's text change while it stays the same warning.
+    yield from (f"! {line}" for name, line in stand.items() if name not in told)
+    yield from (f"over: {line}" for name, line in told.items() if name not in stand)
 
 
 def _step(picture: Picture) -> tuple[object, ...]:
@@ -67,14 +68,10 @@ def _readiness(picture: Picture) -> str:
     return f"{picture.state}: " + " ".join(reason.message for reason in told_reasons(picture))
 
 
-def _warnings(picture: Picture) -> list[str]:
+def _warnings(picture: Picture) -> dict[str, str]:
     if picture.warnings is None:
-        return []
-    return [
-        f"{one.severity} {one.code}: {one.message}" + _remedy(getattr(one, "remedy", None))
+        return {}
+    return {
+        one.id: f"{one.severity} {one.code}: {one.message} To do: {one.remedy}"
         for one in picture.warnings.warnings
-    ]
-
-
-def _remedy(text: str | None) -> str:
-    return f" To do: {text}" if text else ""
+    }

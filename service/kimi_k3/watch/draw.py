@@ -4,14 +4,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.table import Column, Table
 from rich.text import Text
 
+from kimi_k3.journal.models import PlannedMemory
 from kimi_k3.sidecar.conversion import Conversion, LayerLoss
-from kimi_k3.sidecar.memory import Memory
+from kimi_k3.sidecar.memory import Memory, RankMemory
 from kimi_k3.sidecar.readiness import Reason, ReasonCode
 from kimi_k3.sidecar.startup import RankProgress, Startup
 from kimi_k3.sidecar.status import Status
@@ -109,11 +109,9 @@ def _warnings(warnings: Warnings) -> Iterator[Text]:
     for one in ordered:
         style = "bold red" if one.severity is Severity.CRITICAL else "yellow"
         line = Text(f"! {one.severity} {one.code}: ", style=style)
-        line.append(one.message)
-        if remedy := getattr(one, "remedy", None):
-            line.append(f" To do: {remedy}")
-        if acknowledged := getattr(one, "acknowledged", None):
-            line.append(f" Acknowledged by {acknowledged.by}.", style="dim")
+        line.append(f"{one.message} To do: {one.remedy}")
+        if one.acknowledged is not None:
+            line.append(f" Acknowledged by {one.acknowledged.by}.", style="dim")
         yield line
 
 
@@ -158,24 +156,24 @@ def _done(rank: RankProgress) -> tuple[float, float]:
     return (_ratio(rank.conversions_done, rank.conversions_expected) or 0.0, rank.bytes_done or 0)
 
 
-def _rank_memory(one: Any) -> str:
+def _rank_memory(one: RankMemory | None) -> str:
     """Used, most used, capacity and planned, in GiB."""
     reading = one.reading if one else None
-    planned = getattr(one, "planned", None)
     parts = [
         gib(reading.used_bytes if reading else None),
         gib(reading.peak_bytes if reading else None),
         gib(reading.total_bytes if reading else None),
-        gib(_planned_bytes(planned)),
+        gib(_planned_bytes(one.planned if one else None)),
     ]
     return ", ".join(parts)
 
 
-def _planned_bytes(planned: Any) -> int | None:
-    if planned is None:
+def _planned_bytes(planned: PlannedMemory | None) -> int | None:
+    """The most at any moment: while the weights are converted there is no cache, and later nothing else."""
+    if planned is None or planned.kv_cache_bytes is None:
         return None
-    parts = [getattr(planned, f"{name}_bytes") for name in ("weights", "kv_cache", "transient")]
-    return None if None in parts else sum(parts)
+    serving = planned.kv_cache_bytes + (planned.step_bytes or 0)
+    return planned.weights_bytes + max(planned.transient_bytes, serving)
 
 
 def _conversion(conversion: Conversion, old: str) -> Iterator[RenderableType]:
@@ -221,7 +219,7 @@ def _machine(memory: Memory) -> Iterator[Text]:
         limit = "" if cgroup.limit_bytes is None else f" of {gib(cgroup.limit_bytes)}"
         line += f"; control group: {gib(cgroup.used_bytes)}{limit} GiB used"
     yield Text(line, style="dim")
-    for device in getattr(memory, "devices", []):
+    for device in memory.devices:
         used, most = gib(device.vram_used_bytes), gib(device.vram_total_bytes)
         yield Text(f"  {device.name}: {used} of {most} GiB", style="dim")
 

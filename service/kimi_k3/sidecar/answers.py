@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Each resource's answer, computed once for all who ask for the same state."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from fastapi import Response
+from fastapi.concurrency import run_in_threadpool
+
+from kimi_k3.journal.reader import Journal
+from kimi_k3.sidecar.conversion import conversion_view
+from kimi_k3.sidecar.memory import memory_view
+from kimi_k3.sidecar.readiness import RETRY_AFTER_SECONDS, readiness_view
+from kimi_k3.sidecar.startup import startup_view
+from kimi_k3.sidecar.status import status_view
+from kimi_k3.sidecar.warning import warnings_view
+from kimi_k3.sidecar.watch import State
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A status and a JSON body."""
+
+    status: int
+    body: bytes
+
+    def response(self) -> Response:
+        """As it goes out."""
+        headers = {"Cache-Control": "no-store"}
+        if self.status == 503:
+            headers["Retry-After"] = str(RETRY_AFTER_SECONDS)
+        return Response(self.body, status_code=self.status, headers=headers, media_type="application/json")
+
+
+class Answers:
+    """Answers by name; those of one state are computed at most once, outside of the event loop.
+
+    Args:
+        state: the present state; the same object while nothing was read anew.
+    """
+
+    def __init__(self, state: Callable[[], Awaitable[State]]) -> None:
+        self._state = state
+        self._known: dict[str, tuple[State, Answer]] = {}
+        self._locks: dict[str, asyncio.Lock] = {name: asyncio.Lock() for name in (*QUICK, *VIEWS)}
+        self._conversion: tuple[Journal, Answer] | None = None
+
+    async def get(self, name: str) -> Response:
+        """The answer of a resource."""
+        state = await self._state()
+        if name in QUICK:
+            # A probe waits for nobody who computes something larger.
+            return self._of(name, state).response()
+        async with self._locks[name]:
+            known = self._known.get(name)
+            if known is None or known[0] is not state:
+                known = state, await run_in_threadpool(self._of, name, state)
+                self._known[name] = known
+        return known[1].response()
+
+    def _of(self, name: str, state: State) -> Answer:
+        if name == "conversion":
+            return self._of_conversion(state)
+        return (QUICK | VIEWS)[name](state)
+
+    def _of_conversion(self, state: State) -> Answer:
+        """Computed anew only when a rank has reported or another start is there: it is the largest."""
+        known, journal = self._conversion, state.journal
+        if known is None or known[0].ranks is not journal.ranks or _start(known[0]) != _start(journal):
+            known = self._conversion = journal, VIEWS["conversion"](state)
+        return known[1]
+
+
+def _start(journal: Journal) -> str | None:
+    return journal.supervisor.start_id if journal.supervisor else None
+
+
+def _startup(state: State) -> Answer:
+    view = startup_view(state.journal, state.now)
+    return Answer(200 if view.started else 503, view.model_dump_json().encode())
+
+
+def _readiness(state: State) -> Answer:
+    view = readiness_view(state.journal, state.health)
+    return Answer(200 if view.ready else 503, view.model_dump_json().encode())
+
+
+QUICK: dict[str, Callable[[State], Answer]] = {"startupz": _startup, "readyz": _readiness}
+"""Probes: small."""
+
+
+def _ok(body: str) -> Answer:
+    return Answer(200, body.encode())
+
+
+VIEWS: dict[str, Callable[[State], Answer]] = {
+    "status": lambda state: _ok(status_view(state.journal, state.health, state.now).model_dump_json()),
+    "conversion": lambda state: _ok(conversion_view(state.journal).model_dump_json()),
+    "memory": lambda state: _ok(
+        memory_view(
+            state.journal, state.host, state.cgroup, state.cgroup_use, state.devices
+        ).model_dump_json()
+    ),
+    "warnings": lambda state: _ok(
+        warnings_view(state.journal, state.health, state.now, state.acknowledgements).model_dump_json()
+    ),
+}
+"""The others."""

@@ -1,0 +1,265 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What changes, as events (``/events``): each a resource's answer again, or one layer's loss.
+
+Changes are looked for while somebody listens. All listeners read one list of the last events by their own
+mark, so that one who reads slowly costs nothing, and one who comes back with ``Last-Event-ID`` gets what was
+missed; if too much was, the present state as a whole.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable
+from dataclasses import dataclass, field
+
+from fastapi.concurrency import run_in_threadpool
+from fastapi.sse import format_sse_event
+
+from kimi_k3.journal.models import RankRecord
+from kimi_k3.sidecar.conversion import conversions_by_key, merged_loss
+from kimi_k3.sidecar.memory import memory_view
+from kimi_k3.sidecar.readiness import readiness_view
+from kimi_k3.sidecar.startup import startup_view
+from kimi_k3.sidecar.view import View
+from kimi_k3.sidecar.warning import warnings_view
+from kimi_k3.sidecar.watch import State
+
+KEPT_EVENTS = 1024
+"""More than a start of the real model has conversions (92 layers, two projections)."""
+
+LOOK_SECONDS = 0.25
+KEEP_ALIVE_SECONDS = 15.0
+"""A comment at least so often, or proxies take the stream for dead."""
+
+RETRY_MILLISECONDS = 2000
+MEMORY_STEP_BYTES = 64 << 20
+"""A change of memory that is worth an event."""
+
+CONVERTED = "converted"
+
+
+class Converted(View):
+    """What one projection of one layer has lost so far, over all ranks."""
+
+    layer: int
+    projection: str
+    relative_mse: float | None
+    max_error: float | None
+    lossless_ratio: float | None
+    ranks_done: int
+    ranks_expected: int
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of event that repeats a resource's answer.
+
+    Attributes:
+        name: of the event.
+        view: the answer.
+        mark: what of it has to change for an event; times that go on by themselves are not in it.
+        seconds: how long an event of the kind is followed by none.
+    """
+
+    name: str
+    view: Callable[[State], View]
+    mark: Callable[[View], Hashable]
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Event:
+    """An event as it goes out; ``number`` counts from 1."""
+
+    number: int
+    kind: str
+    data: str
+
+
+@dataclass
+class Told:
+    """What was last told of a kind."""
+
+    mark: Hashable = None
+    at: float = float("-inf")
+
+
+@dataclass
+class Log:
+    """The last events, and what they are changes from. Pure but for its own memory."""
+
+    events: deque[Event] = field(default_factory=lambda: deque(maxlen=KEPT_EVENTS))
+    count: int = 0
+    told: dict[str, Told] = field(default_factory=dict)
+    ranks: tuple[RankRecord, ...] = ()
+    converted: dict[Hashable, str] = field(default_factory=dict)
+
+    def look(self, state: State, moment: float) -> None:
+        """Add what has changed; ``moment`` is of a clock that only goes forward."""
+        for kind in KINDS:
+            told = self.told.setdefault(kind.name, Told())
+            if moment - told.at < kind.seconds:
+                continue
+            view = kind.view(state)
+            mark = kind.mark(view)
+            if mark != told.mark:
+                told.mark, told.at = mark, moment
+                self._add(kind.name, view.model_dump_json())
+        if state.journal.ranks is not self.ranks:
+            self.ranks = state.journal.ranks
+            found = _converted(state)
+            for key, data in found.items():
+                if self.converted.get(key) != data:
+                    self._add(CONVERTED, data)
+            self.converted = found
+
+    def snapshot(self, state: State) -> list[Event]:
+        """One event of each kind as things stand, all with the number of the last one."""
+        views = [Event(self.count, kind.name, kind.view(state).model_dump_json()) for kind in KINDS]
+        return [*views, *(Event(self.count, CONVERTED, data) for data in self.converted.values())]
+
+    def after(self, number: int) -> list[Event] | None:
+        """The events that came later; ``None`` if some of them are no longer known."""
+        oldest = self.events[0].number if self.events else self.count + 1
+        if not oldest - 1 <= number <= self.count:
+            return None
+        return [event for event in self.events if event.number > number]
+
+    def _add(self, kind: str, data: str) -> None:
+        self.count += 1
+        self.events.append(Event(self.count, kind, data))
+
+
+class Events:
+    """The events of a sidecar.
+
+    Args:
+        state: the present state.
+        stopping: whether the server is about to end.
+    """
+
+    def __init__(self, state: Callable[[], Awaitable[State]], *, stopping: Callable[[], bool]) -> None:
+        self._state = state
+        self._stopping = stopping
+        self._boot = secrets.token_hex(4)
+        self._log = Log()
+        self._looking = asyncio.Lock()
+        self._looked_at = float("-inf")
+        self.listeners = 0
+
+    async def stream(self, last_event_id: str | None) -> AsyncIterator[bytes]:
+        """What a listener gets, until it goes or the server ends."""
+        self.listeners += 1
+        try:
+            yield format_sse_event(retry=RETRY_MILLISECONDS)
+            number = self._number(last_event_id)
+            loop = asyncio.get_running_loop()
+            sent_at = loop.time()
+            while not self._stopping():
+                for event in await self._news(number):
+                    number = event.number
+                    sent_at = loop.time()
+                    yield format_sse_event(
+                        data_str=event.data, event=event.kind, id=f"{self._boot}-{event.number}"
+                    )
+                if loop.time() - sent_at >= KEEP_ALIVE_SECONDS:
+                    sent_at = loop.time()
+                    yield format_sse_event(comment="keep-alive")
+                await asyncio.sleep(LOOK_SECONDS)
+        finally:
+            self.listeners -= 1
+
+    async def _news(self, number: int | None) -> list[Event]:
+        """What came after ``number``; everything as it stands if that is not known."""
+        # One at a time: a snapshot is of the state whose changes were noted last.
+        async with self._looking:
+            state = await self._state()
+            moment = asyncio.get_running_loop().time()
+            if moment - self._looked_at >= LOOK_SECONDS / 2:
+                await run_in_threadpool(self._log.look, state, moment)
+                self._looked_at = moment
+            events = None if number is None else self._log.after(number)
+            return await run_in_threadpool(self._log.snapshot, state) if events is None else events
+
+    def _number(self, last_event_id: str | None) -> int | None:
+        boot, _, number = (last_event_id or "").rpartition("-")
+        return int(number) if boot == self._boot and number.isascii() and number.isdigit() else None
+
+
+def _converted(state: State) -> dict[Hashable, str]:
+    supervisor = state.journal.supervisor
+    if supervisor is None or not supervisor.weights.lossy:
+        return {}
+    found: dict[Hashable, str] = {}
+    for (layer, projection), by_rank in sorted(conversions_by_key(state.journal.ranks).items()):
+        loss = merged_loss(list(by_rank.values()))
+        found[layer, projection] = Converted(
+            layer=layer,
+            projection=projection,
+            relative_mse=loss.relative_mse,
+            max_error=loss.max_error,
+            lossless_ratio=loss.lossless_ratio,
+            ranks_done=len(by_rank),
+            ranks_expected=supervisor.world_size,
+        ).model_dump_json()
+    return found
+
+
+def _without(*names: str) -> Callable[[View], Hashable]:
+    """A mark of everything but what is named, at any depth."""
+
+    def strip(value: object) -> object:
+        if isinstance(value, dict):
+            return {key: strip(inner) for key, inner in value.items() if key not in names}
+        if isinstance(value, list):
+            return [strip(inner) for inner in value]
+        return value
+
+    return lambda view: json.dumps(strip(view.model_dump(mode="json")))
+
+
+def _memory_mark(view: View) -> Hashable:
+    """Sizes in steps: the machine's free memory changes with every breath."""
+
+    def coarse(value: object) -> object:
+        if isinstance(value, dict):
+            return {key: coarse(inner) for key, inner in value.items() if key not in ("updated_at", "host")}
+        if isinstance(value, list):
+            return [coarse(inner) for inner in value]
+        return value // MEMORY_STEP_BYTES if isinstance(value, int) and value > MEMORY_STEP_BYTES else value
+
+    return json.dumps(coarse(view.model_dump(mode="json")))
+
+
+def _memory(state: State) -> View:
+    full = memory_view(state.journal, state.host, state.cgroup, state.cgroup_use, state.devices)
+    return full.model_copy(
+        update={"ranks": [rank.model_copy(update={"conversions": []}) for rank in full.ranks]}
+    )
+
+
+KINDS = (
+    Kind(
+        "startup",
+        lambda state: startup_view(state.journal, state.now),
+        _without("elapsed_seconds", "phase_seconds", "remaining_seconds", "updated_at"),
+        seconds=0.5,
+    ),
+    Kind(
+        "readiness",
+        lambda state: readiness_view(state.journal, state.health),
+        _without("engine"),
+        seconds=0.0,
+    ),
+    Kind(
+        "warnings",
+        lambda state: warnings_view(state.journal, state.health, state.now, state.acknowledgements),
+        lambda view: view.model_dump_json(),
+        seconds=1.0,
+    ),
+    Kind("memory", _memory, _memory_mark, seconds=1.0),
+)
+"""The kinds, in the order in which a new listener gets them."""

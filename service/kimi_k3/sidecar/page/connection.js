@@ -1,0 +1,194 @@
+// SPDX-License-Identifier: Apache-2.0
+// How news arrives: by the event stream, or by asking every few seconds while there is no stream.
+"use strict";
+
+const TOKEN = "kimi-k3-sidecar-token";
+
+/** What is asked for while there is no stream, and how often, in milliseconds. */
+const POLLED = [
+  { kind: "startup", path: "/startupz", every: 2000 },
+  { kind: "readiness", path: "/readyz", every: 2000 },
+  { kind: "status", path: "/status", every: 2000 },
+  { kind: "warnings", path: "/warnings", every: 2000 },
+  { kind: "memory", path: "/memory", every: 6000 },
+  // Its answer has a row for every rank, layer and projection.
+  { kind: "conversion", path: "/conversion", every: 10000 },
+];
+/** The same with a stream, which carries neither the history of phases nor the sums over all layers. */
+const BESIDE_STREAM = [
+  { kind: "status", path: "/status", every: 5000 },
+  { kind: "conversion", path: "/conversion", every: 120000 },
+];
+const ROUND_MS = 500;
+const ANSWER_MS = 8000;
+/** The stream says something at least every 15 s; three times that is silence. */
+const STREAM_SILENCE_MS = 45000;
+const RETRY_MS = 2000;
+const LONGEST_RETRY_MS = 30000;
+
+const headers = (more = {}) => {
+  const token = sessionStorage.getItem(TOKEN);
+  return { ...more, ...(token ? { Authorization: `Bearer ${token}` } : {}) };
+};
+
+/**
+ * Ask one path. Answers of 503 are answers too: they say why not.
+ * @returns {Promise<{ status: number, body: any }>} rejects when there is no answer, or none that can be read
+ */
+async function ask(path, options = {}) {
+  const answer = await fetch(path, {
+    ...options,
+    headers: headers(options.headers),
+    cache: "no-store",
+    signal: AbortSignal.timeout(ANSWER_MS),
+  });
+  return { status: answer.status, body: answer.status === 204 ? null : await answer.json() };
+}
+
+/** Events from a stream's text so far, and the text that is left; see "Server-sent events" in the HTML standard. */
+function parseEvents(text) {
+  // A carriage return at the end may be half of a line's end.
+  const half = text.endsWith("\r") ? "\r" : "";
+  const blocks = text.slice(0, text.length - half.length).replace(/\r\n?/g, "\n").split("\n\n");
+  const rest = blocks.pop() + half;
+  const events = blocks.map((block) => {
+    const event = { id: null, kind: "message", data: "", retry: null };
+    for (const line of block.split("\n")) {
+      const [, name, value] = line.match(/^(\w+):? ?(.*)$/s) ?? [];
+      if (name === "id") event.id = value;
+      if (name === "event") event.kind = value;
+      if (name === "retry" && /^\d+$/.test(value)) event.retry = Number(value);
+      if (name === "data") event.data += (event.data && "\n") + value;
+    }
+    return event;
+  });
+  return { events: events.filter((event) => event.data || event.retry !== null), rest };
+}
+
+/**
+ * Keep `tell` informed for as long as the page lives.
+ * @param {{ heard: (kind: string, data: any) => void, silent: () => void, streaming: (is: boolean) => void,
+ *   locked: (is: boolean) => void }} tell
+ * @returns {{ refresh: (...kinds: string[]) => void, restart: () => void }}
+ */
+function connect(tell) {
+  const due = new Map();
+  let streaming = false;
+  /** The last event that was read, for the sidecar to go on after it. @type {string | null} */
+  let last = null;
+  let abort = new AbortController();
+  let wake = () => {};
+
+  const pause = (milliseconds) => new Promise((resolve) => {
+    wake = resolve;
+    setTimeout(resolve, milliseconds);
+  });
+
+  function setStreaming(is) {
+    if (streaming === is) return;
+    streaming = is;
+    // A new stream may be that of a new sidecar; and without one everything is as old as its last event.
+    due.clear();
+    tell.streaming(is);
+  }
+
+  /** @returns {Promise<boolean>} whether it was answered; a 401 and a 404 are answers as well */
+  async function askOne({ kind, path, every }) {
+    due.set(kind, performance.now() + every);
+    try {
+      const { status, body } = await ask(path);
+      if (status === 200 || (status === 503 && (kind === "startup" || kind === "readiness"))) {
+        tell.heard(kind, body);
+        if (kind === "status") tell.locked(false);
+      } else if (status === 401) tell.locked(true);
+      else tell.heard("refusal", body);
+      return true;
+    } catch {
+      return false;
+    }
+  }
+
+  async function poll() {
+    for (;;) {
+      const now = performance.now();
+      const asked = (streaming ? BESIDE_STREAM : POLLED).filter(({ kind }) => (due.get(kind) ?? 0) <= now);
+      // The probes answer faster than the rest, and are let to.
+      const answered = await Promise.all(asked.map(askOne));
+      if (asked.length && !answered.includes(true)) {
+        abort.abort();
+        due.clear();
+        tell.silent();
+      }
+      await new Promise((resolve) => setTimeout(resolve, ROUND_MS));
+    }
+  }
+
+  async function stream() {
+    let wait = RETRY_MS;
+    for (;;) {
+      abort = new AbortController();
+      const { seen, retry, locked } = await follow(abort);
+      setStreaming(false);
+      wait = seen ? retry ?? RETRY_MS : Math.min(wait * 2, LONGEST_RETRY_MS);
+      if (locked) tell.locked(true);
+      await pause(wait);
+    }
+  }
+
+  /** Read one stream to its end; whatever goes wrong with it, polling goes on. */
+  async function follow(controller) {
+    const told = { seen: false, retry: null, locked: false };
+    let timer;
+    const watch = () => {
+      clearTimeout(timer);
+      timer = setTimeout(() => controller.abort(), STREAM_SILENCE_MS);
+    };
+    try {
+      watch();
+      const answer = await fetch("/events", {
+        headers: headers({ Accept: "text/event-stream", ...(last ? { "Last-Event-ID": last } : {}) }),
+        cache: "no-store",
+        signal: controller.signal,
+      });
+      const suits = answer.ok && answer.headers.get("content-type")?.startsWith("text/event-stream");
+      if (!suits) {
+        told.locked = answer.status === 401;
+        await answer.body?.cancel();
+        return told;
+      }
+      setStreaming(true);
+      const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+      let text = "";
+      for (;;) {
+        const { done, value } = await reader.read();
+        if (done) return told;
+        watch();
+        told.seen = true;
+        const { events, rest } = parseEvents(text + value);
+        text = rest;
+        for (const event of events) {
+          told.retry = event.retry ?? told.retry;
+          last = event.id ?? last;
+          if (event.data) tell.heard(event.kind, JSON.parse(event.data));
+        }
+      }
+    } catch {
+      return told;
+    } finally {
+      clearTimeout(timer);
+      controller.abort();
+    }
+  }
+
+  poll();
+  stream();
+  return {
+    refresh: (...kinds) => kinds.forEach((kind) => due.delete(kind)),
+    restart: () => {
+      last = null;
+      due.clear();
+      abort.abort();
+      wake();
+    },
+  };
+}

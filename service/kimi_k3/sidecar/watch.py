@@ -1,0 +1,214 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the answers are made of: read when somebody asks, and not again within a quarter of a second.
+
+With nobody asking, only the engine's health is polled. A directory that hangs (a network file system whose
+server is gone) holds up no probe: whoever waited long enough gets what was last read, and the engine is asked
+by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from fastapi.concurrency import run_in_threadpool
+
+from kimi_k3.host import (
+    CGROUP,
+    PROC,
+    SYSFS,
+    CgroupMemory,
+    CgroupUse,
+    DeviceMemory,
+    HostMemory,
+    read_cgroup_memory,
+    read_cgroup_use,
+    read_devices,
+    read_host_memory,
+)
+from kimi_k3.journal.reader import Fault, Journal, JournalReader
+from kimi_k3.journal.writer import now as utc_now
+from kimi_k3.sidecar.acknowledgement import ACKNOWLEDGEMENTS_FILE, Acknowledgements, read_acknowledgements
+from kimi_k3.sidecar.arithmetic import seconds_between
+from kimi_k3.sidecar.probe import EngineProbe
+from kimi_k3.sidecar.settings import Settings
+from kimi_k3.sidecar.view import EngineHealth
+
+HEALTH_VALID_SECONDS = 3.0
+"""Beyond its time limit and the poll's interval: an older answer says nothing about the present."""
+
+READ_PATIENCE_SECONDS = 1.0
+"""How long a request waits for the state directory."""
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where the kernel's files are; tests put others there."""
+
+    proc: Path = PROC
+    cgroup: Path = CGROUP
+    sysfs: Path = SYSFS
+
+
+@dataclass(frozen=True)
+class State:
+    """Everything that the answers are made of, at one moment.
+
+    ``health`` is the engine's last answer; ``None`` when it has not been asked lately or the start has ended.
+    """
+
+    journal: Journal
+    health: EngineHealth | None
+    acknowledgements: Acknowledgements
+    host: HostMemory
+    cgroup: CgroupMemory | None
+    cgroup_use: CgroupUse | None
+    devices: tuple[DeviceMemory, ...]
+    now: datetime
+
+
+@dataclass(frozen=True)
+class _Files:
+    """What was read from files."""
+
+    journal: Journal
+    acknowledgements: Acknowledgements
+    host: HostMemory
+    cgroup: CgroupMemory | None
+    cgroup_use: CgroupUse | None
+    devices: tuple[DeviceMemory, ...]
+
+
+class Watch:
+    """Reads the state directory on demand and polls the engine's health.
+
+    Args:
+        settings: where the directory is, and how often what is looked at.
+        clock: the present moment, UTC.
+        places: where the kernel's files are.
+    """
+
+    def __init__(
+        self, settings: Settings, *, clock: Callable[[], datetime] = utc_now, places: Places | None = None
+    ) -> None:
+        self._settings = settings
+        self._clock = clock
+        self.places = places or Places()
+        self._reader = JournalReader(settings.state_dir)
+        self._probe = EngineProbe(
+            timeout_seconds=settings.engine_timeout_seconds,
+            tls_verify=settings.engine_tls_verify,
+            clock=clock,
+        )
+        self._files: _Files | None = None
+        self._state: tuple[_Files, State] | None = None
+        self._reading: asyncio.Task[_Files] | None = None
+        self._read_at = 0.0
+
+    async def state(self) -> State:
+        """The present state, at most ``refresh_seconds`` old unless the directory hangs.
+
+        The same object while nothing was read anew and the engine has not been asked again.
+        """
+        files = self._files
+        if (
+            files is None
+            or asyncio.get_running_loop().time() - self._read_at >= self._settings.refresh_seconds
+        ):
+            files = await self._refreshed()
+        return self._with_health(files)
+
+    async def reread(self) -> State:
+        """The state after a change of one's own."""
+        self._read_at = float("-inf")
+        return await self.state()
+
+    def last(self) -> State:
+        """The state by what was last read; of a directory that nobody has read yet, an empty one."""
+        return self._with_health(self._files or self._unread())
+
+    @contextlib.asynccontextmanager
+    async def polling(self) -> AsyncIterator[None]:
+        """Polls the engine's health until the block ends."""
+        poll = asyncio.create_task(self._poll())
+        try:
+            yield
+        finally:
+            poll.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await poll
+            await self._probe.close()
+
+    async def _poll(self) -> None:
+        while True:
+            url = _engine_url((await self.state()).journal)
+            if url is not None:
+                await self._probe.check(url)
+            await asyncio.sleep(self._settings.poll_seconds)
+
+    async def _refreshed(self) -> _Files:
+        if self._reading is None or self._reading.done():
+            self._reading = asyncio.create_task(run_in_threadpool(self._read))
+        try:
+            async with asyncio.timeout(READ_PATIENCE_SECONDS):
+                self._files = await asyncio.shield(self._reading)
+                self._read_at = asyncio.get_running_loop().time()
+        except TimeoutError:
+            return self._files or self._unread()
+        return self._files
+
+    def _read(self) -> _Files:
+        journal = self._reader.read()
+        acknowledgements, why = read_acknowledgements(self._settings.state_dir)
+        if why is not None:
+            fault = Fault(ACKNOWLEDGEMENTS_FILE, why)
+            journal = dataclasses.replace(journal, faults=(*journal.faults, fault))
+        places = self.places
+        cgroup = read_cgroup_memory(places.proc, places.cgroup)
+        return _Files(
+            journal=journal,
+            acknowledgements=acknowledgements,
+            host=read_host_memory(places.proc),
+            cgroup=cgroup,
+            cgroup_use=None if cgroup is None else read_cgroup_use(cgroup, places.cgroup),
+            devices=tuple(read_devices(places.sysfs)),
+        )
+
+    def _unread(self) -> _Files:
+        fault = Fault(".", f"has not been read within {READ_PATIENCE_SECONDS:g} s")
+        return _Files(
+            journal=Journal(supervisor=None, ranks=(), failures=(), faults=(fault,)),
+            acknowledgements=Acknowledgements(),
+            host=HostMemory(total_bytes=None, available_bytes=None, shmem_bytes=None),
+            cgroup=None,
+            cgroup_use=None,
+            devices=(),
+        )
+
+    def _with_health(self, files: _Files) -> State:
+        now = self._clock()
+        health = self._health(files.journal, now)
+        known = self._state
+        if known is None or known[0] is not files or known[1].health is not health:
+            parts = {field.name: getattr(files, field.name) for field in dataclasses.fields(files)}
+            known = self._state = files, State(**parts, health=health, now=now)
+        return known[1]
+
+    def _health(self, journal: Journal, now: datetime) -> EngineHealth | None:
+        url = _engine_url(journal)
+        health = None if url is None else self._probe.last_of(url)
+        age = None if health is None else seconds_between(health.checked_at, now)
+        settings = self._settings
+        valid = settings.poll_seconds + settings.engine_timeout_seconds + HEALTH_VALID_SECONDS
+        return health if age is not None and age <= valid else None
+
+
+def _engine_url(journal: Journal) -> str | None:
+    """Whom to ask; nobody after the end, when the port may belong to somebody else."""
+    supervisor = journal.supervisor
+    return None if supervisor is None or supervisor.ending is not None else supervisor.engine_url

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The processes that serving depends on, and which of them are gone or stopped.
+
+vLLM's API server notices the death of its engine core, and the core that of a worker, as long as they still
+turn (vllm-project/vllm#32116). So the supervisor looks itself. vLLM names its processes by their titles
+(``VLLM::EngineCore``, ``VLLM::Worker_TP0``); helpers that come and go, as compilers, have none.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from kimi_k3.journal.models import RankRecord
+from kimi_k3.supervisor.processes import PROC, Mark, processes_of, stat_of
+
+_TITLE = re.compile(rb"[^\0]*::((?:EngineCore|Worker|APIServer|DPCoordinator)(?:_[A-Za-z]+\d+)*)\s*(?:\0|$)")
+"""``VLLM_PROCESS_NAME_PREFIX::NAME``; a title may be followed by what is left of the old command line."""
+
+MAIN = "API server"
+
+
+@dataclass(frozen=True)
+class Member:
+    """A process that serving depends on.
+
+    Attributes:
+        pid: its number.
+        began: when it began, in the kernel's ticks: a later process of the same number is another.
+        name: in an operator's words.
+    """
+
+    pid: int
+    began: str
+    name: str
+
+    @property
+    def is_core(self) -> bool:
+        """Whether it is an engine core, without which nothing is computed."""
+        return self.name.startswith("EngineCore")
+
+
+class Group:
+    """Remembers every process that serving depends on, so that one that is gone is missed."""
+
+    def __init__(self, mark: Mark, *, proc: Path = PROC) -> None:
+        self._mark = mark
+        self._proc = proc
+        self._members: dict[int, Member] = {}
+        if mark.session is not None:
+            self._remember(mark.session, MAIN)
+
+    def find(self, ranks: Iterable[RankRecord] = ()) -> None:
+        """Look for processes that are new, and for titles that have changed.
+
+        Args:
+            ranks: what the ranks of this start reported; each tells its pid, titled or not.
+        """
+        for pid in processes_of(self._mark, proc=self._proc):
+            if pid != self._mark.session and (name := _title(self._proc / str(pid))) is not None:
+                self._remember(pid, name)
+        for rank in ranks:
+            if rank.pid not in self._members:
+                self._remember(rank.pid, f"rank {rank.rank}")
+
+    def gone(self) -> tuple[Member, ...]:
+        """Those that no longer run."""
+        return tuple(member for member in self._members.values() if self._state(member) in (None, "Z", "X"))
+
+    def stopped(self) -> tuple[Member, ...]:
+        """Those that a signal has stopped: they compute nothing until somebody continues them."""
+        return tuple(member for member in self._members.values() if self._state(member) == "T")
+
+    def _remember(self, pid: int, name: str) -> None:
+        stat = stat_of(self._proc / str(pid))
+        known = self._members.get(pid)
+        if stat and (known is None or known.began == stat[19]):
+            self._members[pid] = Member(pid, stat[19], name)
+
+    def _state(self, member: Member) -> str | None:
+        stat = stat_of(self._proc / str(member.pid))
+        return stat[0] if stat and stat[19] == member.began else None
+
+
+def _title(entry: Path) -> str | None:
+    try:
+        match = _TITLE.match((entry / "cmdline").read_bytes())
+    except OSError:
+        return None
+    return None if match is None else match[1].decode()
+
+
+def named(members: Iterable[Member], ranks: Iterable[RankRecord]) -> str:
+    """Members in an operator's words: a worker with its rank, where a rank reported its pid."""
+    by_pid = {rank.pid: rank.rank for rank in ranks}
+    return ", ".join(_names(members, by_pid))
+
+
+def _names(members: Iterable[Member], by_pid: dict[int, int]) -> Iterator[str]:
+    for member in sorted(members, key=lambda each: each.pid):
+        rank = by_pid.get(member.pid)
+        also = "" if rank is None or member.name == f"rank {rank}" else f", rank {rank}"
+        yield f"{member.name} (pid {member.pid}{also})"
