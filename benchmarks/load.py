@@ -25,6 +25,7 @@ import urllib.request
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import psutil
 from tests.replay.recording import Recording
@@ -235,6 +236,15 @@ def cpu_seconds(process: psutil.Process) -> float:
     return float(times.user + times.system)
 
 
+def waited_seconds(process: psutil.Process) -> float:
+    """How long the threads of a process were ready to run and another had their core."""
+    waited = 0
+    for task in Path(f"/proc/{process.pid}/task").iterdir():
+        with contextlib.suppress(OSError):
+            waited += int((task / "schedstat").read_text().split()[1])
+    return waited / 1e9
+
+
 def wait_for(port: int) -> None:
     """Wait until the sidecar answers with a phase."""
     end = time.monotonic() + 60
@@ -264,10 +274,11 @@ def measure(phase: str, load: Load, cores: list[int]) -> None:
         before, resident = cpu_seconds(sidecar), sidecar.memory_info().rss
         time.sleep(load.idle_seconds)
         idle = (cpu_seconds(sidecar) - before) / load.idle_seconds
-        before = cpu_seconds(sidecar)
+        before, waited = cpu_seconds(sidecar), waited_seconds(sidecar)
         began = time.monotonic()
         results, events = asyncio.run(put_load(port, load))
         busy = (cpu_seconds(sidecar) - before) / (time.monotonic() - began)
+        waited = waited_seconds(sidecar) - waited
         end = sidecar.memory_info().rss
         threads = sidecar.num_threads()
     print(f"\nIn phase {phase}, {load.seconds:g} s, {load.streams if events is not None else 0} streams:\n")
@@ -283,6 +294,7 @@ def measure(phase: str, load: Load, cores: list[int]) -> None:
     print(
         f"Sidecar: {idle:.1%} of a core without a client ({load.idle_seconds:g} s), {busy:.0%} under load; "
         f"resident {resident / 1e6:.0f} MB before, {end / 1e6:.0f} MB after; {threads} threads.\n"
+        f"Ready to run but kept waiting by others on its core (or its own threads): {waited:.1f} s.\n"
         f"The clients themselves were late by {1000 * statistics.median(late):.1f} ms in the middle, "
         f"{1000 * percentile(late, 0.99):.1f} ms at p99.",
         flush=True,

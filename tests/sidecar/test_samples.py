@@ -5,7 +5,15 @@ from dataclasses import replace
 from datetime import timedelta
 
 from kimi_k3.host import HostMemory
-from kimi_k3.journal.models import Ending, KernelProof, Loading, MemoryReading, PhaseChange, Step
+from kimi_k3.journal.models import (
+    Ending,
+    KernelProof,
+    Loading,
+    MemoryReading,
+    PhaseChange,
+    PlannedMemory,
+    Step,
+)
 from kimi_k3.journal.reader import Fault, Journal
 from kimi_k3.sidecar.examples import CGROUP, HOST
 from kimi_k3.sidecar.metrics import METRICS
@@ -28,6 +36,7 @@ from .builders import (
     supervisor,
 )
 
+PLANNED = PlannedMemory(weights_bytes=1, transient_bytes=2, step_bytes=None, kv_cache_bytes=3, limit_bytes=4)
 NOTHING = HostMemory(total_bytes=None, available_bytes=None, shmem_bytes=None)
 
 
@@ -138,6 +147,19 @@ def test_no_label_grows_with_time() -> None:
     assert one[("kimi_k3_start_timestamp_seconds",)] != other[("kimi_k3_start_timestamp_seconds",)]
 
 
+def test_plan_and_stall() -> None:
+    """Each part of the plan by its name; what the plan does not say is absent. A stall is 1 or 0."""
+    seen = values(journal(supervisor(planned=PLANNED, kv_cache_bytes=7, stalled_since=NOW)))
+    assert seen[("kimi_k3_memory_planned_bytes", "weights")] == 1
+    assert seen[("kimi_k3_memory_planned_bytes", "limit")] == 4
+    assert ("kimi_k3_memory_planned_bytes", "step") not in seen
+    assert seen[("kimi_k3_kv_cache_bytes",)] == 7
+    assert seen[("kimi_k3_engine_stalled",)] == 1
+    plain = values(lossless())
+    assert plain[("kimi_k3_engine_stalled",)] == 0
+    assert ("kimi_k3_kv_cache_bytes",) not in plain
+
+
 def test_warnings_by_code() -> None:
     """Every code has a series, so that an alert on it can be written before it first occurs."""
     seen = values(lossy(), health())
@@ -158,7 +180,12 @@ def test_every_metric_occurs() -> None:
     assert seen.supervisor is not None
     step = Step(phase=Phase.CAPTURING, name="graphs", since=at(16), done=5, total=10)
     counted = {key[0] for key in values(journal(supervisor(phases=phases(Phase.CAPTURING), step=step)))}
-    ended = seen.supervisor.model_copy(update={"ending": Ending(at=at(10), exit_code=1, reason="no")})
+    changes = {
+        "ending": Ending(at=at(10), exit_code=1, reason="no"),
+        "planned": PLANNED,
+        "kv_cache_bytes": 7,
+    }
+    ended = seen.supervisor.model_copy(update=changes)
     seen = replace(seen, supervisor=ended, ranks=(*seen.ranks[1:], one))
     observation = Observation(journal=seen, health=health(), host=HOST, cgroup=CGROUP, now=NOW)
     assert counted | {one.metric.name for one in samples(observation)} == {metric.name for metric in METRICS}

@@ -96,6 +96,11 @@ ENGINE_CHECK_DURATION = Metric(
 ENGINE_FAILURES = Metric(
     "kimi_k3_engine_failures", "gauge", "Failures that the engine's processes reported in this start."
 )
+ENGINE_STALLED = Metric(
+    "kimi_k3_engine_stalled",
+    "gauge",
+    "1 while requests make no progress or a process of the engine is stopped, else 0.",
+)
 JOURNAL_FAULTS = Metric(
     "kimi_k3_journal_faults", "gauge", "Files of the state directory that are not trusted and left out."
 )
@@ -183,6 +188,15 @@ MEMORY_USED = Metric(
 MEMORY_PEAK = Metric("kimi_k3_memory_peak_bytes", "gauge", "The most that a rank has used.", ("rank", "kind"))
 MEMORY_CAPACITY = Metric(
     "kimi_k3_memory_capacity_bytes", "gauge", "What a rank could use at most.", ("rank", "kind")
+)
+MEMORY_PLANNED = Metric(
+    "kimi_k3_memory_planned_bytes",
+    "gauge",
+    "What the plan gives each rank; part limit is the whole GPU. Absent where nothing was planned.",
+    ("part",),
+)
+KV_CACHE = Metric(
+    "kimi_k3_kv_cache_bytes", "gauge", "What the engine announced as the cache of its smallest rank."
 )
 HOST_MEMORY_CAPACITY = Metric("kimi_k3_host_memory_capacity_bytes", "gauge", "Memory of the machine.")
 HOST_MEMORY_AVAILABLE = Metric(

@@ -86,6 +86,8 @@ def _values(seen: Observation) -> Values:
         yield m.LOSSY, (), served_lossy(journal)
         yield m.RANKS, (), len(journal.ranks)
         yield m.ENGINE_FAILURES, (), len(journal.failures)
+        yield m.ENGINE_STALLED, (), supervisor.stalled_since is not None
+        yield from _of_plan(supervisor)
         for record in journal.ranks:
             yield from _of_rank(record)
         yield from _of_progress(journal, supervisor)
@@ -119,6 +121,14 @@ def _of_start(supervisor: SupervisorRecord) -> Values:
     if supervisor.canary is not None:
         yield m.CANARY, (), supervisor.canary.at.timestamp()
         yield m.CANARY_DURATION, (), supervisor.canary.seconds
+
+
+def _of_plan(supervisor: SupervisorRecord) -> Values:
+    planned = supervisor.planned
+    if planned is not None:
+        for part, size in planned:
+            yield m.MEMORY_PLANNED, (part.removesuffix("_bytes"),), size
+    yield m.KV_CACHE, (), supervisor.kv_cache_bytes
 
 
 def _of_rank(record: RankRecord) -> Values:
