@@ -99,7 +99,7 @@ def _first_record() -> dict[str, Any]:
         "started_at": 0.0,
         "profile": "ep8",
         "checkpoint": {
-            "path": "/models/kimi-k3",
+            "name": "kimi-k3",
             "total_bytes": 1_560_860_324_864,
             "shards": SHARDS,
             "decoder_layers": 1 + len(MOE_LAYERS),
