@@ -36,7 +36,8 @@ def main() -> None:
             _write(plan, rank, record | {"pid": worker.pid, "phases": record["phases"][:number]})
         time.sleep(plan["phase_seconds"])
         print(line, flush=True)
-    time.sleep(plan["phase_seconds"])
+        while number == plan["hold"] and not Path(plan["go"]).exists():
+            time.sleep(0.05)
     for summary in plan["summaries"]:
         print(summary, flush=True)
     _serve(plan)
