@@ -51,9 +51,10 @@ def test_events_are_shown(stub: Serve, look: Open) -> None:
             told.tell("startup", told.answers["/startupz"] | {"fraction": 0.5, "remaining_seconds": 65})
             expect(page.locator("#state-title")).to_have_text("Loading 50 % – about 1 min left")
             ranks = told.answers["/startupz"]["ranks"]
-            ranks[3] |= {"bytes_done": ranks[3]["bytes_total"]}
+            ranks[3] |= {"bytes_done": ranks[3]["bytes_total"], "conversions_done": 7}
             told.tell("ranks", {"ranks": ranks})
             expect(page.locator("#ranks li").nth(3)).to_contain_text("Loaded 100 %")
+            expect(page.locator("#error .facts")).to_contain_text("7 of 1,520")
             told.tell(
                 "converted",
                 {

@@ -54,7 +54,7 @@ def settled(page: Page, title: str) -> None:
 
 def faults(page: Page) -> list[str]:
     """What axe finds, in short."""
-    found = Axe().run(page).response["violations"]
+    found = Axe().run(page, options={"resultTypes": ["violations"]}).response["violations"]
     return [f"{one['id']}: {node['html'][:120]}" for one in found for node in one["nodes"]]
 
 
@@ -72,6 +72,9 @@ def test_scene(sidecar: Sidecar, look: Open, name: str, width: int) -> None:
             expect(page.locator("body")).to_contain_text(text)
         assert page.title().startswith(title)
         assert page.evaluate("document.documentElement.scrollWidth") == width
+        page.set_viewport_size({"width": 320, "height": 640})
+        assert page.evaluate("document.documentElement.scrollWidth") == 320
+        page.set_viewport_size({"width": width, "height": 844})
         assert faults(page) == []
 
 
@@ -151,6 +154,16 @@ def test_dead_sidecar(tmp_path: Path, look: Open) -> None:
         expect(page.locator(".left")).to_have_count(0)
         assert page.title().startswith("No contact")
         assert faults(page) == []
+        page.unroute("**/*")
+        expect(page.locator("#state-title")).to_contain_text("Loading 42 %", timeout=15_000)
+
+
+def test_hanging_sidecar(sidecar: Sidecar, look: Open) -> None:
+    """A sidecar that takes requests and answers none is as good as dead, and is told so within seconds."""
+    with look(sidecar(scenes.loading())) as page:
+        settled(page, "Loading 42 %")
+        page.route("**/*", lambda route: None)
+        expect(page.locator("#state-title")).to_contain_text("No contact", timeout=25_000)
         page.unroute("**/*")
         expect(page.locator("#state-title")).to_contain_text("Loading 42 %", timeout=15_000)
 
