@@ -117,6 +117,16 @@ def test_stream_ends_for_good(stub: Serve, look: Open) -> None:
             expect(page.locator(".contact")).to_have_text("Live, asking every 2 s")
 
 
+def test_hanging_sidecar(stub: Serve, look: Open) -> None:
+    """A sidecar that takes requests and answers none is as good as dead, and is told so within seconds."""
+    with stub(scenes.loading(), streams=False) as (_, url), look(url) as page:
+        expect(page.locator("#state-title")).to_contain_text("Loading 42 %")
+        page.route("**/*", lambda route: None)
+        expect(page.locator("#state-title")).to_contain_text("No contact", timeout=25_000)
+        page.unroute("**/*")
+        expect(page.locator("#state-title")).to_contain_text("Loading 42 %", timeout=15_000)
+
+
 def test_acknowledge(stub: Serve, look: Open) -> None:
     """A warning is acknowledged by name with the keyboard alone, and the name is remembered."""
     with stub(scenes.ready(), streams=False) as (told, url):

@@ -158,16 +158,6 @@ def test_dead_sidecar(tmp_path: Path, look: Open) -> None:
         expect(page.locator("#state-title")).to_contain_text("Loading 42 %", timeout=15_000)
 
 
-def test_hanging_sidecar(sidecar: Sidecar, look: Open) -> None:
-    """A sidecar that takes requests and answers none is as good as dead, and is told so within seconds."""
-    with look(sidecar(scenes.loading())) as page:
-        settled(page, "Loading 42 %")
-        page.route("**/*", lambda route: None)
-        expect(page.locator("#state-title")).to_contain_text("No contact", timeout=25_000)
-        page.unroute("**/*")
-        expect(page.locator("#state-title")).to_contain_text("Loading 42 %", timeout=15_000)
-
-
 def test_never_heard(look: Open, tmp_path: Path) -> None:
     """A page out of the cache whose sidecar is gone claims nothing."""
     with serving(create_app(Settings(state_dir=tmp_path, poll_seconds=0.1))) as url, look(url) as page:
