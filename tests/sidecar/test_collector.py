@@ -4,13 +4,12 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from prometheus_client import CollectorRegistry
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 from kimi_k3.journal.reader import Fault
-from kimi_k3.sidecar.collector import ConversionMemo, exposition, make_registry
+from kimi_k3.sidecar.collector import ConversionMemo, SidecarRegistry, exposition, make_registry
 from kimi_k3.sidecar.examples import CGROUP, HOST
 from kimi_k3.sidecar.metrics import METRICS
 from kimi_k3.sidecar.samples import Observation, conversion_samples
@@ -25,7 +24,7 @@ def parse_openmetrics(text: str) -> list[Family]:
     return list(openmetrics.text_string_to_metric_families(text))  # type: ignore[no-untyped-call]
 
 
-def registry(**changes: str) -> CollectorRegistry:
+def registry(**changes: str) -> SidecarRegistry:
     """The metrics of a lossy deployment."""
     seen = journal(supervisor(**changes)) if changes else lossy()
     observation = Observation(journal=seen, health=health(), host=HOST, cgroup=CGROUP, now=NOW)
@@ -93,3 +92,24 @@ def test_the_conversion_is_remembered_only_while_it_stays() -> None:
         journal(None),
     ):
         assert memo.of(other) == list(conversion_samples(other))
+
+
+def test_a_scrape_is_never_an_older_one() -> None:
+    """What is kept as text follows the journal, in each format, and the end mark stands once."""
+    seen = [lossy()]
+
+    def observe() -> Observation:
+        return Observation(journal=seen[0], health=health(), host=HOST, cgroup=CGROUP, now=NOW)
+
+    one = make_registry(observe, proc=Path("/proc"))
+    for _ in range(2):
+        for accept in ("", OPENMETRICS):
+            body, _ = exposition(one, accept)
+            assert b'kimi_k3_conversion_groups{layer="2",projection="w2"} 20.0\n' in body
+            assert body.count(b"# EOF") == (accept != "")
+            assert body.count(b"# TYPE kimi_k3_conversion_groups gauge") == 1
+    seen[0] = replace(seen[0], ranks=seen[0].ranks[:1])
+    for accept in ("", OPENMETRICS):
+        assert b'kimi_k3_conversion_groups{layer="2",projection="w2"} 10.0\n' in exposition(one, accept)[0]
+    seen[0] = journal(None)
+    assert b"kimi_k3_conversion" not in exposition(one, "")[0]

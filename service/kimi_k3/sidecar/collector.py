@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import itertools
 import operator
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -23,6 +22,10 @@ from kimi_k3.journal.models import RankRecord
 from kimi_k3.journal.reader import Journal
 from kimi_k3.sidecar.metrics import METRICS, Metric
 from kimi_k3.sidecar.samples import Observation, Sample, conversion_samples, distrusted_rank, present_samples
+
+Encoder = Callable[[CollectorRegistry], bytes]
+END_MARK = b"# EOF\n"
+"""What ends a scrape as OpenMetrics, once."""
 
 
 class ConversionMemo:
@@ -58,11 +61,14 @@ def _what_else(journal: Journal) -> object:
 
 
 class JournalCollector(Collector):
-    """Reads the journal at every scrape; ``observe`` does so and must not raise."""
+    """Reads the journal at every scrape; ``observe`` does so and must not raise.
+
+    It gives all but what the conversion did, which :class:`ConversionText` keeps as text.
+    """
 
     def __init__(self, observe: Callable[[], Observation]) -> None:
         self._observe = observe
-        self._conversion = ConversionMemo()
+        self.seen: Journal | None = None
 
     def describe(self) -> Iterable[Family]:
         """The names, without reading anything."""
@@ -70,25 +76,80 @@ class JournalCollector(Collector):
 
     def collect(self) -> Iterable[Family]:
         """One family for every metric that has a value."""
-        known: dict[Metric, list[Sample]] = {}
-        seen = self._observe()
-        for sample in itertools.chain(present_samples(seen), self._conversion.of(seen.journal)):
-            known.setdefault(sample.metric, []).append(sample)
-        return [_family(metric, known[metric]) for metric in METRICS if metric in known]
+        observation = self._observe()
+        self.seen = observation.journal
+        return _families(present_samples(observation))
 
 
-def make_registry(observe: Callable[[], Observation], *, proc: Path) -> CollectorRegistry:
+class ConversionText:
+    """The conversion's part of a scrape, written anew for each format only when there is something new.
+
+    Writing it takes most of a scrape's time, during which no other thread of the sidecar gets far.
+    """
+
+    def __init__(self) -> None:
+        self._memo = ConversionMemo()
+        self._written: tuple[list[Sample], dict[str, bytes]] = ([], {})
+
+    def of(self, journal: Journal, encode: Encoder, content_type: str) -> bytes:
+        """The text in the format of ``content_type``, without an end mark."""
+        samples = self._memo.of(journal)
+        written, texts = self._written
+        if written is not samples:
+            texts = {}
+            self._written = (samples, texts)
+        if content_type not in texts:
+            families = CollectorRegistry(auto_describe=False)
+            families.register(_Given(_families(samples)))
+            texts[content_type] = encode(families).removesuffix(END_MARK)
+        return texts[content_type]
+
+
+class _Given(Collector):
+    """Families that are there already."""
+
+    def __init__(self, families: list[Family]) -> None:
+        self._families = families
+
+    def describe(self) -> Iterable[Family]:
+        """Nothing: no other collector stands beside it."""
+        return []
+
+    def collect(self) -> Iterable[Family]:
+        """The families."""
+        return self._families
+
+
+class SidecarRegistry(CollectorRegistry):
+    """A registry of the sidecar's metrics and those of its own process; :func:`exposition` writes it."""
+
+    def __init__(self, observe: Callable[[], Observation], proc: Path) -> None:
+        super().__init__(auto_describe=False)
+        self.journal = JournalCollector(observe)
+        self.conversion = ConversionText()
+        self.register(self.journal)
+        ProcessCollector(proc=str(proc), registry=self)
+
+
+def make_registry(observe: Callable[[], Observation], *, proc: Path) -> SidecarRegistry:
     """A registry with the sidecar's metrics and those of its own process."""
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(JournalCollector(observe))
-    ProcessCollector(proc=str(proc), registry=registry)
-    return registry
+    return SidecarRegistry(observe, proc)
 
 
-def exposition(registry: CollectorRegistry, accept: str) -> tuple[bytes, str]:
+def exposition(registry: SidecarRegistry, accept: str) -> tuple[bytes, str]:
     """The scrape's body and content type: OpenMetrics when ``accept`` asks for it, else plain text."""
     encode, content_type = choose_encoder(accept)
-    return encode(registry), content_type
+    body = encode(registry)
+    if registry.journal.seen is not None:
+        body = registry.conversion.of(registry.journal.seen, encode, content_type) + body
+    return body, content_type
+
+
+def _families(samples: Iterable[Sample]) -> list[Family]:
+    known: dict[Metric, list[Sample]] = {}
+    for sample in samples:
+        known.setdefault(sample.metric, []).append(sample)
+    return [_family(metric, known[metric]) for metric in METRICS if metric in known]
 
 
 def _family(metric: Metric, known: list[Sample]) -> Family:
