@@ -136,7 +136,7 @@ class Case:
             updated_at=moment,
             profile="cpu-tiny",
             checkpoint=CheckpointSummary(
-                path=Path("/k3"), total_bytes=1, shards=1, decoder_layers=1, moe_layers=(), experts=1
+                name="k3", total_bytes=1, shards=1, decoder_layers=1, moe_layers=(), experts=1
             ),
             served_model_name="kimi-k3",
             weights=Weights.MXFP4,
@@ -144,7 +144,6 @@ class Case:
             consent=None,
             world_size=RANKS,
             engine_url=f"http://127.0.0.1:{self.port}",
-            argv=(sys.executable, "-S", "-E", str(FAKE), str(self.directory / "plan.json")),
         )
 
     def plan(self) -> dict[str, Any]:
@@ -180,6 +179,7 @@ class Case:
         """In the fork: what ``kimi-k3 serve`` does with a decided start, and its exit code."""
         start = Start(
             record=self.record(),
+            argv=(sys.executable, "-S", "-E", str(FAKE), str(self.directory / "plan.json")),
             state_dir=self.state_dir,
             socket_dir=self.directory / "sockets",
             environment={

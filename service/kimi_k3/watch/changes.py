@@ -31,10 +31,10 @@ def changes(before: Picture | None, now: Picture, clock: float) -> Iterator[str]
         yield _progress(now)
     if known is None or known.state is not now.state or _reasons(known) != _reasons(now):
         yield _readiness(now)
-    told = set(_warnings(known)) if known is not None else set()
-    yield from (f"! {line}" for line in _warnings(now) if line not in told)
-    if known is not None:
-        yield from (f"over: {line}" for line in _warnings(known) if line not in set(_warnings(now)))
+    # By id: the figures in a text go on changing.
+    told, stand = {} if known is None else _warnings(known), _warnings(now)
+    yield from (f"! {line}" for key, line in stand.items() if key not in told)
+    yield from (f"over: {line}" for key, line in told.items() if key not in stand)
 
 
 def _step(picture: Picture) -> tuple[object, ...]:
@@ -67,9 +67,11 @@ def _readiness(picture: Picture) -> str:
     return f"{picture.state}: " + " ".join(reason.message for reason in told_reasons(picture))
 
 
-def _warnings(picture: Picture) -> list[str]:
+def _warnings(picture: Picture) -> dict[str, str]:
+    """A line for each warning, by its id."""
     if picture.warnings is None:
-        return []
-    return [
-        f"{one.severity} {one.code}: {one.message} To do: {one.remedy}" for one in picture.warnings.warnings
-    ]
+        return {}
+    return {
+        one.id: f"{one.severity} {one.code}: {one.message} To do: {one.remedy}"
+        for one in picture.warnings.warnings
+    }
