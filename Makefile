@@ -1,8 +1,9 @@
 # The whole workshop in a few words; `make help` lists them. Each target installs what it needs.
 VENV ?= .venv
 BIN := $(VENV)/bin
+SEED ?= $(shell date +%s)
 .DEFAULT_GOAL := help
-.PHONY: help install browser demo replay load test test-fast check format lock clean
+.PHONY: help install browser demo replay load test test-fast faults check format lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -29,6 +30,10 @@ test: install browser ## all tests, with a real vLLM on the CPU
 
 test-fast: install browser ## the tests that start no vLLM
 	$(BIN)/python -m pytest -m "not engine"
+
+faults: install ## kill everything in every phase: 200 times a fake engine, 20 times a real one; SEED repeats a run
+	$(BIN)/python -m tests.supervisor.faults --seed $(SEED)
+	$(BIN)/python -m tests.serving.faults --seed $(SEED)
 
 check: install ## ruff, mypy strict, the order of the rooms
 	$(BIN)/ruff check .

@@ -51,9 +51,10 @@ def test_events_are_shown(stub: Serve, look: Open) -> None:
             told.tell("startup", told.answers["/startupz"] | {"fraction": 0.5, "remaining_seconds": 65})
             expect(page.locator("#state-title")).to_have_text("Loading 50 % – about 1 min left")
             ranks = told.answers["/startupz"]["ranks"]
-            ranks[3] |= {"bytes_done": ranks[3]["bytes_total"]}
+            ranks[3] |= {"bytes_done": ranks[3]["bytes_total"], "conversions_done": 7}
             told.tell("ranks", {"ranks": ranks})
             expect(page.locator("#ranks li").nth(3)).to_contain_text("Loaded 100 %")
+            expect(page.locator("#error .facts")).to_contain_text("7 of 1,520")
             told.tell(
                 "converted",
                 {
@@ -114,6 +115,16 @@ def test_stream_ends_for_good(stub: Serve, look: Open) -> None:
             told.answers["/startupz"] |= {"fraction": 0.9}
             expect(page.locator("#state-title")).to_contain_text("Loading 90 %")
             expect(page.locator(".contact")).to_have_text("Live, asking every 2 s")
+
+
+def test_hanging_sidecar(stub: Serve, look: Open) -> None:
+    """A sidecar that takes requests and answers none is as good as dead, and is told so within seconds."""
+    with stub(scenes.loading(), streams=False) as (_, url), look(url) as page:
+        expect(page.locator("#state-title")).to_contain_text("Loading 42 %")
+        page.route("**/*", lambda route: None)
+        expect(page.locator("#state-title")).to_contain_text("No contact", timeout=25_000)
+        page.unroute("**/*")
+        expect(page.locator("#state-title")).to_contain_text("Loading 42 %", timeout=15_000)
 
 
 def test_acknowledge(stub: Serve, look: Open) -> None:

@@ -54,7 +54,7 @@ def settled(page: Page, title: str) -> None:
 
 def faults(page: Page) -> list[str]:
     """What axe finds, in short."""
-    found = Axe().run(page).response["violations"]
+    found = Axe().run(page, options={"resultTypes": ["violations"]}).response["violations"]
     return [f"{one['id']}: {node['html'][:120]}" for one in found for node in one["nodes"]]
 
 
@@ -72,6 +72,9 @@ def test_scene(sidecar: Sidecar, look: Open, name: str, width: int) -> None:
             expect(page.locator("body")).to_contain_text(text)
         assert page.title().startswith(title)
         assert page.evaluate("document.documentElement.scrollWidth") == width
+        page.set_viewport_size({"width": 320, "height": 640})
+        assert page.evaluate("document.documentElement.scrollWidth") == 320
+        page.set_viewport_size({"width": width, "height": 844})
         assert faults(page) == []
 
 

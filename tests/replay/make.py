@@ -37,12 +37,7 @@ WEIGHTS_OF = {Projection.W13: 2 * INTERMEDIATE * HIDDEN, Projection.W2: HIDDEN *
 OTHER_BYTES = 24 * GIB
 """What a rank reads beside its experts."""
 
-KV_CACHE_BYTES = 25 * GIB
-NOTICE = {
-    "check": "kernels",
-    "what": "18 of 1,012 kernels of the profile are not tuned for gfx942",
-    "remedy": "run kimi-k3 kernels build --profile ep8",
-}
+KV_CACHE_BYTES = 18 * GIB
 BAD_LAYER, BAD_PROJECTION = 61, Projection.W2
 SLOW_RANK = 5
 GRAPHS = {"mixed prefill-decode, PIECEWISE": 51, "decode, FULL": 51}
@@ -69,7 +64,7 @@ def _supervisor(writes: list[Write], *, loaded: float, converted: float) -> None
         write(at, None, step=one)
 
     write(0.0, Phase.PREFLIGHT, **_first_record())
-    write(8.4, Phase.LOADING, engine_pid=119, notices=[NOTICE])
+    write(8.4, Phase.LOADING, engine_pid=119)
     write(loaded + 0.3, Phase.CONVERTING)
     compiling = converted + 0.4
     write(compiling, Phase.COMPILING)
@@ -124,12 +119,19 @@ def _first_record() -> dict[str, Any]:
         "world_size": RANKS,
         "engine_url": "http://127.0.0.1:8000",
         "planned": {
-            "weights_bytes": 210 * GIB,
-            "transient_bytes": 2 * GIB,
-            "step_bytes": 4 * GIB,
-            "kv_cache_bytes": 26 * GIB,
-            "limit_bytes": 256 * GIB,
+            "weights_bytes": 212 << 30,
+            "transient_bytes": 1 << 30,
+            "step_bytes": 9 << 30,
+            "kv_cache_bytes": 17 << 30,
+            "limit_bytes": 256 << 30,
         },
+        "notices": [
+            {
+                "check": "profile-unverified",
+                "what": "profile ep8: nobody has run it on its hardware and reported it",
+                "remedy": "hold its memory and speed against the plan, and report what you see",
+            }
+        ],
     }
 
 

@@ -13,13 +13,14 @@ from pathlib import Path
 
 from kimi_k3 import cli
 from kimi_k3.preflight import checks
-from kimi_k3.supervisor import follow, run, serve
+from kimi_k3.supervisor import follow, heartbeat, run, serve
 
 FAKE_ENGINE = Path(__file__).with_name("fake_engine.py")
 
 if __name__ == "__main__":
     follow.PATIENCE_SECONDS = 1.0
     run.END_GRACE_SECONDS = 1.0
+    heartbeat.INTERVAL_SECONDS, heartbeat.STALL_SECONDS, heartbeat.TIMEOUT_SECONDS = 0.2, 1.0, 1.0
     vars(run)["exit_deadline_seconds"] = lambda drain, *, serving: drain if serving else 1.0
     # These tests are about the supervisor: they run where vLLM is not installed, too.
     if message := os.environ.get("TEST_TERMINATION_LOG"):

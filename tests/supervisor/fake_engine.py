@@ -153,12 +153,20 @@ def conversion(layer: int, projection: Projection) -> ProjectionConversion:
 
 
 def serve(host: str, port: int, behaviours: set[str]) -> None:
+    answered: list[str] = []
+
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            self._answer(200, {})
+            if self.path == "/load":
+                self._answer(200, {"server_load": 1})
+            else:
+                self._answer(200, {})
 
         def do_POST(self) -> None:
             self.rfile.read(int(self.headers["Content-Length"]))
+            if "hangs-serving" in behaviours and answered:
+                time.sleep(600)
+            answered.append(self.path)
             if self.headers["Authorization"] != _wanted():
                 self._answer(401, {"error": "Unauthorized"})
             elif "first-request-500" in behaviours:

@@ -9,6 +9,7 @@ import socket
 import time
 from pathlib import Path
 
+import httpx
 import pytest
 
 from kimi_k3.journal.models import SUPERVISOR_FILE
@@ -177,6 +178,66 @@ def test_a_second_signal_ends_the_drain(start: Starter) -> None:
     assert code == 0
     assert "SIGTERM again" in err
     assert_nothing_left(running.state_dir)
+
+
+def test_readers_hear_of_the_end_before_the_engine_does(start: Starter) -> None:
+    """Endpoints send on for seconds, and vLLM refuses what comes in a drain (vllm-project/vllm#24885)."""
+    running = start("good", "--readiness-delay", "3")
+    engine = running.wait_for(Phase.READY).engine_pid
+    assert engine is not None
+    begun = time.monotonic()
+    running.process.send_signal(signal.SIGTERM)
+    running.wait_for(Phase.DRAINING)
+    assert httpx.get(f"http://127.0.0.1:{running.port}/health").status_code == 200
+    assert running.finish()[0] == 0
+    assert time.monotonic() - begun >= 3
+    assert_nothing_left(running.state_dir)
+
+
+def test_a_second_signal_ends_the_delay(start: Starter) -> None:
+    """Whoever asks twice waits for nothing, not even for endpoints."""
+    running = start("ignores-sigterm", "--readiness-delay", "600")
+    running.wait_for(Phase.READY)
+    running.process.send_signal(signal.SIGTERM)
+    running.wait_for(Phase.DRAINING)
+    time.sleep(SAME_SECONDS)
+    code, _, err = running.stop()
+    assert code == 0
+    assert "SIGTERM again" in err
+    assert_nothing_left(running.state_dir)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGKILL, 7), (signal.SIGTERM, 0)])
+def test_an_engine_that_ends_in_the_delay(start: Starter, number: signal.Signals, code: int) -> None:
+    """Killed, it took requests with it; asked by somebody else, as systemd asks everybody, it drained."""
+    running = start("good", "--readiness-delay", "600")
+    engine = running.wait_for(Phase.READY).engine_pid
+    assert engine is not None
+    running.process.send_signal(signal.SIGTERM)
+    running.wait_for(Phase.DRAINING)
+    os.kill(engine, number)
+    assert running.finish()[0] == code
+    assert_nothing_left(running.state_dir)
+
+
+def test_no_delay_before_it_serves(start: Starter) -> None:
+    """Nobody sends requests to a start."""
+    running = start("hangs-loading", "--readiness-delay", "600")
+    running.wait_for(Phase.LOADING)
+    assert running.stop()[0] == 143
+    assert_nothing_left(running.state_dir)
+
+
+def test_a_hung_engine_is_ended(start: Starter) -> None:
+    """It answers /health and /metrics, says that nothing runs, and answers no request."""
+    running = start("hangs-serving", "--hang-timeout", "2")
+    running.wait_for(Phase.READY)
+    line = failed(running, code=7)
+    for part in ("vLLM hangs while serving", "no progress", "--hang-timeout 2"):
+        assert part in line
+    record = running.record()
+    assert record is not None
+    assert record.stalled_since is not None
 
 
 def test_two_starts_on_one_state_directory(start: Starter) -> None:

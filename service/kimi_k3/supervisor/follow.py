@@ -39,7 +39,7 @@ before the start is ended."""
 GONE_SECONDS = 1.0
 """A process that is gone: vLLM gets so long to say why. The journal shall tell within 2 s."""
 
-FIND_SECONDS, SERVING_FIND_SECONDS = 1.0, 10.0
+FIND_SECONDS, SERVING_FIND_SECONDS = 0.5, 10.0
 """How often new processes of the engine are looked for, in a start and while it serves."""
 
 OUTPUT_SECONDS = 1.0
@@ -95,15 +95,20 @@ class Follower:
         journal = self._recent_journal()
         if self._lasts("failure", bool(journal.failures)):
             raise self._death(journal, None)
-        self._look_for_gone(journal)
+        whole = self._whole(journal)
         serves = self._recorder.phase in SERVING
         self._look_for_stall(journal, serves=serves)
         if serves:
             self._note_health()
-        else:
+        elif whole:
             self._go_on(journal, announced)
 
-    def _look_for_gone(self, journal: Journal) -> None:
+    def _whole(self, journal: Journal) -> bool:
+        """Whether no process is gone.
+
+        Raises:
+            OperatorError: one is, and vLLM has not ended by it.
+        """
         every = SERVING_FIND_SECONDS if self._recorder.phase in SERVING else FIND_SECONDS
         if time.monotonic() - self._found_at >= every:
             self._group.find(journal.ranks)
@@ -124,6 +129,7 @@ class Follower:
                 found=self._diagnose(None),
                 log=self._log,
             )
+        return not gone and not silent
 
     def _look_for_stall(self, journal: Journal, *, serves: bool) -> None:
         stopped = self._group.stopped()

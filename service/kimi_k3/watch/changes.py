@@ -31,11 +31,10 @@ def changes(before: Picture | None, now: Picture, clock: float) -> Iterator[str]
         yield _progress(now)
     if known is None or known.state is not now.state or _reasons(known) != _reasons(now):
         yield _readiness(now)
-    told = _warnings(known) if known is not None else {}
-    stand = _warnings(now)
-    # By id: figures in a warning's text change while it stays the same warning.
-    yield from (f"! {line}" for name, line in stand.items() if name not in told)
-    yield from (f"over: {line}" for name, line in told.items() if name not in stand)
+    # By id: the figures in a text go on changing.
+    told, stand = {} if known is None else _warnings(known), _warnings(now)
+    yield from (f"! {line}" for key, line in stand.items() if key not in told)
+    yield from (f"over: {line}" for key, line in told.items() if key not in stand)
 
 
 def _step(picture: Picture) -> tuple[object, ...]:
@@ -69,6 +68,7 @@ def _readiness(picture: Picture) -> str:
 
 
 def _warnings(picture: Picture) -> dict[str, str]:
+    """A line for each warning, by its id."""
     if picture.warnings is None:
         return {}
     return {

@@ -69,10 +69,14 @@ function parseEvents(text) {
  * Keep `tell` informed for as long as the page lives.
  * @param {{ heard: (kind: string, data: any) => void, silent: () => void, streaming: (is: boolean) => void,
  *   locked: (is: boolean) => void }} tell
- * @returns {{ refresh: (...kinds: string[]) => void, restart: () => void }}
+ * @returns {{ refresh: (kind: string, spacing?: number) => void, restart: () => void }} `refresh` has a kind asked
+ *   for soon, `spacing` milliseconds after the last time at the earliest; `restart` begins anew
  */
 function connect(tell) {
-  const due = new Map();
+  /** When each kind is asked next, was asked last, and somebody wants it sooner. @type {Map<string, number>[]} */
+  const [due, asked, wanted] = [new Map(), new Map(), new Map()];
+  /** When the sidecar last said anything. */
+  let answered = -Infinity;
   let streaming = false;
   /** The last event that was read, for the sidecar to go on after it. @type {string | null} */
   let last = null;
@@ -92,34 +96,36 @@ function connect(tell) {
     tell.streaming(is);
   }
 
-  /** @returns {Promise<boolean>} whether it was answered; a 401 and a 404 are answers as well */
+  /** Each kind is asked by itself: a slow answer holds up no other. A 401 and a 404 are answers as well. */
   async function askOne({ kind, path, every }) {
-    due.set(kind, performance.now() + every);
+    const now = performance.now();
+    due.set(kind, Infinity);
+    wanted.delete(kind);
+    asked.set(kind, now);
+    let next = every;
     try {
       const { status, body } = await ask(path);
+      answered = performance.now();
       if (status === 200 || (status === 503 && (kind === "startup" || kind === "readiness"))) {
         tell.heard(kind, body);
         if (kind === "status") tell.locked(false);
       } else if (status === 401) tell.locked(true);
       else tell.heard("refusal", body);
-      return true;
     } catch {
-      return false;
-    }
-  }
-
-  async function poll() {
-    for (;;) {
-      const now = performance.now();
-      const asked = (streaming ? BESIDE_STREAM : POLLED).filter(({ kind }) => (due.get(kind) ?? 0) <= now);
-      // The probes answer faster than the rest, and are let to.
-      const answered = await Promise.all(asked.map(askOne));
-      if (asked.length && !answered.includes(true)) {
+      next = RETRY_MS;
+      // Silence is when nothing else was answered meanwhile either.
+      if (answered < now) {
         abort.abort();
-        due.clear();
         tell.silent();
       }
-      await new Promise((resolve) => setTimeout(resolve, ROUND_MS));
+    }
+    due.set(kind, performance.now() + next);
+  }
+
+  function poll() {
+    const now = performance.now();
+    for (const one of streaming ? BESIDE_STREAM : POLLED) {
+      if ((due.get(one.kind) ?? 0) <= now || (wanted.get(one.kind) ?? Infinity) <= now) askOne(one);
     }
   }
 
@@ -163,6 +169,7 @@ function connect(tell) {
         const { done, value } = await reader.read();
         if (done) return told;
         watch();
+        answered = performance.now();
         told.seen = true;
         const { events, rest } = parseEvents(text + value);
         text = rest;
@@ -181,9 +188,10 @@ function connect(tell) {
   }
 
   poll();
+  setInterval(poll, ROUND_MS);
   stream();
   return {
-    refresh: (...kinds) => kinds.forEach((kind) => due.delete(kind)),
+    refresh: (kind, spacing = 0) => wanted.set(kind, (asked.get(kind) ?? -Infinity) + spacing),
     restart: () => {
       last = null;
       due.clear();

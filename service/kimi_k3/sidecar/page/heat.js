@@ -46,13 +46,25 @@ function extremes(state) {
   return least === most ? `Measured: ${where(least)}.` : `Lowest ${where(least)}, highest ${where(most)}.`;
 }
 
+/** Layer projections converted on all ranks together; by the ranks' own reports, which are the newest. */
+function conversionProgress(state) {
+  const ranks = state.startup?.ranks ?? [];
+  const world = state.status?.deployment?.world_size;
+  const [one] = ranks;
+  if (!one || !world) return null;
+  return {
+    done: ranks.reduce((sum, rank) => sum + rank.conversions_done, 0),
+    expected: Math.max(world, ranks.length) * one.conversions_expected,
+  };
+}
+
 function heatView(state) {
   const { conversion } = state;
   if (!conversion && !Object.keys(state.converted).length) return null;
   const lossy = conversion?.lossless === false || Object.keys(state.converted).length > 0;
   if (!lossy) return card("error", "Relative error of the experts", h("p", { class: "quiet" }, conversion.note));
   const total = conversion?.total;
-  const progress = conversion?.progress;
+  const progress = conversionProgress(state);
   return card("error", "Relative error of the experts",
     conversion && h("p", { class: "quiet" }, conversion.note),
     h("p", {}, extremes(state)),

@@ -5,6 +5,7 @@
 const NAME = "kimi-k3-acknowledger";
 const SHOW_MS = 50;
 const TICK_MS = 1000;
+const SUMS_MS = 15000;
 
 let state = NOTHING;
 let planned = false;
@@ -48,6 +49,8 @@ function heard(kind, data) {
   // The stream tells that the phase or the warnings changed; the history and the failures come with /status.
   if (phaseOf(state) !== before.phase || (kind === "warnings" && state.streaming)) connection.refresh("status");
   if (phaseOf(state) !== before.phase) connection.refresh("conversion");
+  // The sums over all layers come with /conversion, which is large.
+  if (kind === "converted") connection.refresh("conversion", SUMS_MS);
   if (restarted && before.start !== undefined) connection.restart();
 }
 
