@@ -103,19 +103,26 @@ def watching(url: str, *arguments: str) -> Iterator[tuple[subprocess.Popen[str],
 def test_exit_codes(tmp_path: Path, engine: FakeEngine, capsys: pytest.CaptureFixture[str]) -> None:
     """A script tells the four apart, and an engine that does not answer is not ready."""
     with serving(app(tmp_path)) as url:
-        assert run(["watch", url, "--once"]) == NOT_READY
+
+        def is_soon(code: int) -> None:
+            # The sidecar looks at the journal and asks the engine a few times a second.
+            wait_until(lambda: run(["watch", url, "--once"]) == code, seconds=30)
+
+        is_soon(NOT_READY)
         write_phase(tmp_path, Phase.LOADING, engine)
-        assert run(["watch", url, "--once"]) == NOT_READY
+        is_soon(NOT_READY)
         write_phase(tmp_path, Phase.READY, engine)
-        assert run(["watch", url, "--once"]) == READY
+        is_soon(READY)
         assert capsys.readouterr().out.splitlines()[-1].startswith("Machine: ")
         engine.mood = "dead"
-        assert run(["watch", url, "--once"]) == NOT_READY
+        is_soon(NOT_READY)
+        engine.mood = "ok"
+        is_soon(READY)
+        write_phase(tmp_path, Phase.DRAINING, engine)
+        is_soon(NOT_READY)
         ending = Ending(at=datetime.now(tz=UTC), exit_code=7, reason="vLLM failed")
         write_phase(tmp_path, Phase.FAILED, engine, ending=ending)
-        assert run(["watch", url, "--once"]) == ENDED
-        write_phase(tmp_path, Phase.DRAINING, engine)
-        assert run(["watch", url, "--once"]) == NOT_READY
+        is_soon(ENDED)
     assert run(["watch", url, "--once"]) == UNREACHABLE
     assert re.search(r"no answer since \d s: .*refused", capsys.readouterr().out)
 
@@ -124,6 +131,8 @@ def test_json(tmp_path: Path, engine: FakeEngine, capsys: pytest.CaptureFixture[
     """One document with the exit code in it; nothing old, and nothing made up when nobody answers."""
     write_phase(tmp_path, Phase.READY, engine)
     with serving(app(tmp_path)) as url:
+        wait_until(lambda: run(["watch", url, "--once"]) == READY, seconds=30)
+        capsys.readouterr()
         assert run(["watch", url, "--json"]) == READY
     found = json.loads(capsys.readouterr().out)
     assert (found["state"], found["exit_code"], found["error"]) == ("ready", READY, None)
@@ -331,7 +340,7 @@ def test_a_sidecar_of_another_version(
         return response
 
     with serving(inner) as url:
-        assert run(["watch", url, "--once"]) == READY
+        wait_until(lambda: run(["watch", url, "--once"]) == READY, seconds=30)
     out = capsys.readouterr().out
     assert re.search(r"! /memory is not as version \S+ knows it: ranks: ", out)
     assert "READY" in out

@@ -27,6 +27,9 @@ WORST_LAYERS = 5
 OLD_SECONDS = 2.0
 """Figures older than this say how old they are."""
 
+ENOUGH = (ReasonCode.SUPERVISOR_MISSING, ReasonCode.STARTING, ReasonCode.DRAINING, ReasonCode.ENDED)
+"""Reasons from which the others follow."""
+
 UNKNOWN = "?"
 _STYLES = {
     State.READY: "bold green",
@@ -94,10 +97,10 @@ def _body(picture: Picture, now: float) -> Iterator[RenderableType]:
 
 
 def told_reasons(picture: Picture) -> list[Reason]:
-    """Why it is not ready; of a start that goes on, that alone: the rest follows from it."""
+    """Why it is not ready; where the phase says so, that alone: the rest follows from it."""
     reasons = picture.readiness.reasons if picture.readiness else []
-    starting = [reason for reason in reasons if reason.code is ReasonCode.STARTING]
-    return starting or reasons
+    enough = [reason for reason in reasons if reason.code in ENOUGH]
+    return enough or reasons
 
 
 def _age(seconds: float) -> str:
