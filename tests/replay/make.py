@@ -89,7 +89,12 @@ def _supervisor(writes: list[Write], *, loaded: float, converted: float) -> None
     step(warming, Phase.WARMING, "starting the API server", warming)
     step(warming + 9, Phase.WARMING, "waiting for the first completion", warming + 9)
     ready = round(warming + 13, 1)
-    write(ready, Phase.READY, canary={"at": ready, "seconds": 2.31, "completion_tokens": 8})
+    write(
+        ready,
+        Phase.READY,
+        kv_cache_bytes=18 << 30,
+        canary={"at": ready, "seconds": 2.31, "completion_tokens": 8},
+    )
 
 
 def _first_record() -> dict[str, Any]:
@@ -112,6 +117,20 @@ def _first_record() -> dict[str, Any]:
         "consent": ConsentSource.FLAG,
         "world_size": RANKS,
         "engine_url": "http://127.0.0.1:8000",
+        "planned": {
+            "weights_bytes": 212 << 30,
+            "transient_bytes": 1 << 30,
+            "step_bytes": 9 << 30,
+            "kv_cache_bytes": 17 << 30,
+            "limit_bytes": 256 << 30,
+        },
+        "notices": [
+            {
+                "check": "profile-unverified",
+                "what": "profile ep8: nobody has run it on its hardware and reported it",
+                "remedy": "hold its memory and speed against the plan, and report what you see",
+            }
+        ],
     }
 
 
