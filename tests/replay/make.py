@@ -95,7 +95,11 @@ def _supervisor(writes: list[Write], *, loaded: float, converted: float) -> None
     step(warming, Phase.WARMING, "starting the API server", warming)
     step(warming + 9, Phase.WARMING, "waiting for the first completion", warming + 9)
     ready = round(warming + 13, 1)
-    write(ready, Phase.READY, canary={"at": ready, "seconds": 2.31, "completion_tokens": 8})
+    write(
+        ready,
+        Phase.READY,
+        canary={"at": ready, "seconds": 2.31, "completion_tokens": 8},
+    )
 
 
 def _first_record() -> dict[str, Any]:

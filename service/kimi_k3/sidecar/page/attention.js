@@ -23,7 +23,7 @@ function failuresView(state, wall) {
     failed && h("article", { key: "ending", class: "matter critical" },
       h("h3", {}, sentence(ending.reason)),
       explanation && h("p", {}, explanation.cause),
-      explanation?.text && h("pre", { tabindex: "0", "aria-label": "Line of the engine's output" }, explanation.text),
+      explanation?.text && h("pre", {}, explanation.text),
       remedyView(explanation?.remedy),
       h("p", { class: "quiet" }, `Exit code ${ending.exit_code}, `, moment(state, ending.at, wall),
         explanation && isKnown(explanation.line) ? `, line ${count(explanation.line)} of the engine's output` : "", ".")),

@@ -84,7 +84,7 @@ function memoryLegend(ranks) {
 function rankMemoryView(rank, scale, planned) {
   const told = (words, bytes) => (isKnown(bytes) ? `${words} ${size(bytes, scale)}` : null);
   const list = (...words) => words.flat().filter(Boolean).join(", ");
-  const parts = (of) => (of ?? []).filter(([name]) => name !== "used").map(([name, bytes]) => told(PARTS[name], bytes));
+  const parts = (of) => (of ?? []).filter(([name, bytes]) => name !== "used" && !(name === "other" && bytes === 0)).map(([name, bytes]) => told(PARTS[name], bytes));
   const allPlanned = rank.planned?.every(([, bytes]) => isKnown(bytes)) ? partsSum(rank.planned) : null;
   return h("li", { key: rank.number },
     h("span", { class: "who" }, h("span", { class: "rank" }, `Rank ${rank.number}`),
