@@ -58,7 +58,7 @@ RANKS = 2
 PHASE_SECONDS = 0.1
 HANG_SECONDS = 1.5
 START_SECONDS = 15.0
-STUCK_SECONDS = 6.0
+STUCK_SECONDS = 10.0
 POLL_SECONDS = 0.06
 SOON, GONE_WITHIN, PATIENCE = 2.0, 5.0, 30.0
 """Seconds: until the journal tells, until nobody is left, and until a case is given up."""
@@ -304,7 +304,9 @@ class Case:
             time.sleep(0.1)
         else:
             # A process is known a moment after it began; vLLM itself notices one that dies before.
-            time.sleep(self.random.uniform(0.3, 0.6))
+            begun, rest = self.clock(), self.random.uniform(0.6, 1.0)
+            while self.clock() - begun < rest:
+                time.sleep(POLL_SECONDS)
 
     def inflict(self) -> None:
         kind, _, detail = self.fault.partition("-")
