@@ -508,7 +508,7 @@ def run(seed: int, count: int, processes: int) -> list[dict[str, Any]]:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, required=True)
-    parser.add_argument("--cases", type=int, default=208)
+    parser.add_argument("--cases", type=int, default=4 * len(ROUND))
     parser.add_argument("--processes", type=int, default=10)
     parser.add_argument("--json", action="store_true", help="every case")
     given = parser.parse_args()
