@@ -70,13 +70,13 @@ class Case:
         return Phase.PENDING if record is None else record.phase
 
     def wait(self, what: str, condition: Callable[[], bool], seconds: float) -> float:
-        """Seconds until it was so, without those in which this process or the supervisor wanted a core."""
-        begun = self.clock()
+        """Seconds of the wall's clock until it was so; the limit is by :meth:`clock`."""
+        begun, wall = self.clock(), time.monotonic()
         while not condition():
             if self.clock() - begun > seconds:
                 raise Wrong(f"not within {seconds:g} s: {what}")
             time.sleep(0.05)
-        return self.clock() - begun
+        return round(time.monotonic() - wall, 2)
 
     def clock(self) -> float:
         """Seconds, without those in which this process or the supervisor got no core."""
@@ -129,7 +129,7 @@ class Case:
         pid = self.victim(whom)
         self.family.look()
         seen = self.present()
-        before = self.clock()
+        before, wall = self.clock(), time.monotonic()
         os.kill(pid, signal.SIGKILL if kind == "kill" else signal.SIGSTOP)
         told = None
         limit = GONE_WITHIN
@@ -140,7 +140,7 @@ class Case:
             told = self.wait("phase failed", lambda: self.present() is Phase.FAILED, SOON)
         self.wait("the supervisor ends", lambda: self.supervisor.poll() is not None, limit)
         self.wait("nobody is left", lambda: not self.family.left(), max(0.1, limit - (self.clock() - before)))
-        gone = self.clock() - before
+        gone = round(time.monotonic() - wall, 2)
         code = self.supervisor.wait()
         wanted = -9 if whom == "supervisor" else 0 if self.phase is Phase.DRAINING else 7
         record = self.record()
@@ -150,7 +150,7 @@ class Case:
             raise Wrong(f"exit code {code}, not {wanted}: {reason}")
         if record.phase not in ENDED or reason is None:
             raise Wrong(f"ended in phase {record.phase}")
-        return {"seen": str(seen), "told": told, "gone": round(gone, 2), "code": code, "reason": reason}
+        return {"seen": str(seen), "told": told, "gone": gone, "code": code, "reason": reason}
 
     def stalled(self) -> bool:
         record = self.record()

@@ -23,7 +23,7 @@ from kimi_k3.words.phases import Phase
 from tests.surroundings import SURROUNDINGS
 
 DRIVE = Path(__file__).with_name("drive.py")
-PATIENCE = 30.0
+PATIENCE = 90.0
 
 
 @pytest.fixture(scope="session")

@@ -19,7 +19,7 @@ from kimi_k3.supervisor.signals import SAME_SECONDS
 from kimi_k3.words.phases import Phase
 from kimi_k3.words.weights import ConsentSource
 
-from .conftest import Running, Starter, assert_nothing_left, processes_in
+from .conftest import PATIENCE, Running, Starter, assert_nothing_left, processes_in
 
 INT4 = ("--weights", "int4", "--accept-lossy")
 ERROR = "kimi-k3: error: "
@@ -268,6 +268,25 @@ def test_a_killed_supervisor_does_not_hinder_the_next_start(start: Starter, beha
     assert not is_running(engine)
     assert second.stop()[0] == 0
     assert_nothing_left(second.state_dir)
+
+
+@pytest.mark.parametrize("behaviours", ["good", "ignores-sigterm,stubborn-grandchild"])
+def test_a_killed_supervisor_takes_its_engine_along(start: Starter, behaviours: str) -> None:
+    """An engine without one holds the GPUs, and readers would go on calling it ready."""
+    running = start(behaviours)
+    engine = running.wait_for(Phase.READY).engine_pid
+    assert engine is not None
+    running.process.kill()
+    running.process.communicate()
+    deadline = time.monotonic() + PATIENCE
+    while processes_in(running.state_dir) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    record = running.record()
+    assert record is not None
+    assert record.phase is Phase.FAILED
+    assert record.ending is not None
+    assert record.ending.exit_code == 137
+    assert_nothing_left(running.state_dir)
 
 
 def test_records_of_an_earlier_start_are_removed(start: Starter, state_dir: Path) -> None:
