@@ -148,6 +148,8 @@ class Events:
         self._log = Log()
         self._looking = asyncio.Lock()
         self._looked_at = float("-inf")
+        self._snapshot: tuple[State, list[Event]] | None = None
+        self._bytes: dict[Event, bytes] = {}
         self.listeners = 0
 
     async def stream(self, last_event_id: str | None) -> AsyncIterator[bytes]:
@@ -159,12 +161,10 @@ class Events:
             loop = asyncio.get_running_loop()
             sent_at = loop.time()
             while not self._stopping():
-                for event in await self._news(number):
-                    number = event.number
+                if news := await self._news(number):
+                    number = news[-1].number
                     sent_at = loop.time()
-                    yield format_sse_event(
-                        data_str=event.data, event=event.kind, id=f"{self._boot}-{event.number}"
-                    )
+                    yield b"".join(self._encoded(event) for event in news)
                 if loop.time() - sent_at >= KEEP_ALIVE_SECONDS:
                     sent_at = loop.time()
                     yield format_sse_event(comment="keep-alive")
@@ -182,7 +182,23 @@ class Events:
                 await run_in_threadpool(self._log.look, state, moment)
                 self._looked_at = moment
             events = None if number is None else self._log.after(number)
-            return await run_in_threadpool(self._log.snapshot, state) if events is None else events
+            if events is not None:
+                return events
+            # Listeners that come at the same time, as after a restart, share it.
+            if self._snapshot is None or self._snapshot[0] is not state:
+                self._snapshot = state, await run_in_threadpool(self._log.snapshot, state)
+            return self._snapshot[1]
+
+    def _encoded(self, event: Event) -> bytes:
+        """The event as it goes out; the same for all listeners."""
+        known = self._bytes.get(event)
+        if known is None:
+            if len(self._bytes) > 2 * KEPT_EVENTS:
+                self._bytes.clear()
+            identity = f"{self._boot}-{event.number}"
+            known = format_sse_event(data_str=event.data, event=event.kind, id=identity)
+            self._bytes[event] = known
+        return known
 
     def _number(self, last_event_id: str | None) -> int | None:
         boot, _, number = (last_event_id or "").rpartition("-")
@@ -235,9 +251,8 @@ def _memory_mark(view: View) -> Hashable:
 
 
 def _memory(state: State) -> View:
-    full = memory_view(state.journal, state.host, state.cgroup, state.cgroup_use, state.devices)
-    return full.model_copy(
-        update={"ranks": [rank.model_copy(update={"conversions": []}) for rank in full.ranks]}
+    return memory_view(
+        state.journal, state.host, state.cgroup, state.cgroup_use, state.devices, conversions=False
     )
 
 

@@ -9,7 +9,13 @@ from datetime import datetime
 from pydantic import Field
 
 from kimi_k3.host import CgroupMemory, CgroupUse, DeviceMemory, HostMemory
-from kimi_k3.journal.models import MemoryReading, PlannedMemory, RankRecord, SupervisorRecord
+from kimi_k3.journal.models import (
+    MemoryReading,
+    PlannedMemory,
+    ProjectionConversion,
+    RankRecord,
+    SupervisorRecord,
+)
 from kimi_k3.journal.reader import Journal
 from kimi_k3.sidecar.view import View
 from kimi_k3.words.phases import Phase
@@ -75,18 +81,25 @@ def memory_view(
     cgroup: CgroupMemory | None,
     use: CgroupUse | None = None,
     devices: Sequence[DeviceMemory] = (),
+    *,
+    conversions: bool = True,
 ) -> Memory:
-    """What ``/memory`` answers."""
+    """What ``/memory`` answers; without ``conversions`` only what stands now."""
     nothing = CgroupUse(anon=None, file=None, shmem=None)
     return Memory(
-        ranks=[_rank(record, journal.supervisor) for record in journal.ranks],
+        ranks=[
+            _rank(record, journal.supervisor, record.conversions if conversions else ())
+            for record in journal.ranks
+        ],
         devices=list(devices),
         host=host,
         cgroup=None if cgroup is None else Group(**cgroup.model_dump(), use=use or nothing),
     )
 
 
-def _rank(record: RankRecord, supervisor: SupervisorRecord | None) -> RankMemory:
+def _rank(
+    record: RankRecord, supervisor: SupervisorRecord | None, conversions: Sequence[ProjectionConversion]
+) -> RankMemory:
     return RankMemory(
         rank=record.rank,
         updated_at=record.updated_at,
@@ -102,7 +115,7 @@ def _rank(record: RankRecord, supervisor: SupervisorRecord | None) -> RankMemory
                 before=one.memory_before,
                 after=one.memory_after,
             )
-            for one in record.conversions
+            for one in conversions
             if one.memory_before is not None or one.memory_after is not None
         ],
     )

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ssl
 import time
 from collections.abc import Callable
 from datetime import datetime
@@ -56,6 +55,8 @@ class EngineProbe:
             self._question.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._question
+        if "_client" in self.__dict__:
+            await self._client.aclose()
 
     async def _ask(self, engine_url: str) -> EngineHealth:
         checked_at = self._clock()
@@ -76,11 +77,7 @@ class EngineProbe:
     async def _outcome(self, url: str) -> tuple[EngineOutcome, int | None, str]:
         try:
             # httpx limits each read, not the sum of them; the body is of no interest.
-            async with (
-                asyncio.timeout(self._timeout),
-                self._client() as client,
-                client.stream("GET", url) as response,
-            ):
+            async with asyncio.timeout(self._timeout), self._client.stream("GET", url) as response:
                 status = response.status_code
         except (TimeoutError, httpx.TimeoutException):
             return EngineOutcome.TIMEOUT, None, f"{url} did not answer within {self._timeout:g} s"
@@ -94,13 +91,14 @@ class EngineProbe:
             return EngineOutcome.HEALTHY, status, f"{url} answered 200"
         return EngineOutcome.UNHEALTHY, status, f"{url} answered {status}"
 
+    @cached_property
     def _client(self) -> httpx.AsyncClient:
         # A connection of its own each time: a kept one says nothing about whether the engine accepts.
         # Proxies of the environment are for the internet, not for the engine next door.
         return httpx.AsyncClient(
-            verify=self._tls, timeout=self._timeout, follow_redirects=False, trust_env=False
+            verify=httpx.create_ssl_context(verify=self._tls_verify, trust_env=False),
+            timeout=self._timeout,
+            limits=httpx.Limits(max_keepalive_connections=0),
+            follow_redirects=False,
+            trust_env=False,
         )
-
-    @cached_property
-    def _tls(self) -> ssl.SSLContext:
-        return httpx.create_ssl_context(verify=self._tls_verify, trust_env=False)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import errno
 import logging
 import socket
+import sys
 
 import uvicorn
 
@@ -21,6 +22,8 @@ MAX_CONNECTIONS = 512
 
 LOOPBACK = ("127.0.0.1", "::1")
 
+SWITCH_SECONDS = 0.0005
+
 GRACE_SECONDS = 5
 """How long requests under way may take once the sidecar is told to stop."""
 
@@ -31,6 +34,9 @@ def run(settings: Settings) -> None:
     Raises:
         OperatorError: the address cannot be listened on, e.g. because the port is in use.
     """
+    # Whoever computes a large answer in a thread gives way to the probes this often; at Python's own 5 ms
+    # each of the event loop's system calls would wait so long.
+    sys.setswitchinterval(SWITCH_SECONDS)
     with listen(settings.host, settings.port) as listener:
         config = uvicorn.Config(
             create_app(settings, stopping=lambda: server.should_exit),

@@ -107,26 +107,30 @@ class Watch:
         )
         self._files: _Files | None = None
         self._state: tuple[_Files, State] | None = None
-        self._reading: asyncio.Task[_Files] | None = None
-        self._read_at = 0.0
+        self._reading: asyncio.Task[None] | None = None
+        self._read_at = float("-inf")
 
     async def state(self) -> State:
         """The present state, at most ``refresh_seconds`` old unless the directory hangs.
 
         The same object while nothing was read anew and the engine has not been asked again.
         """
-        files = self._files
-        if (
-            files is None
-            or asyncio.get_running_loop().time() - self._read_at >= self._settings.refresh_seconds
-        ):
-            files = await self._refreshed()
-        return self._with_health(files)
+        refresh = self._settings.refresh_seconds
+        age = asyncio.get_running_loop().time() - self._read_at
+        if age >= refresh:
+            reading = self._begin_reading()
+            # Where many ask, none of them waits: the next ones get what is being read now.
+            if age >= 2 * refresh:
+                await _patiently(reading)
+        return self.last()
 
     async def reread(self) -> State:
         """The state after a change of one's own."""
-        self._read_at = float("-inf")
-        return await self.state()
+        if self._reading is not None:
+            # It may have begun before the change.
+            await _patiently(self._reading)
+        await _patiently(self._begin_reading())
+        return self.last()
 
     def last(self) -> State:
         """The state by what was last read; of a directory that nobody has read yet, an empty one."""
@@ -151,16 +155,15 @@ class Watch:
                 await self._probe.check(url)
             await asyncio.sleep(self._settings.poll_seconds)
 
-    async def _refreshed(self) -> _Files:
+    def _begin_reading(self) -> asyncio.Task[None]:
+        """The reading that is under way, or a new one."""
         if self._reading is None or self._reading.done():
-            self._reading = asyncio.create_task(run_in_threadpool(self._read))
-        try:
-            async with asyncio.timeout(READ_PATIENCE_SECONDS):
-                self._files = await asyncio.shield(self._reading)
-                self._read_at = asyncio.get_running_loop().time()
-        except TimeoutError:
-            return self._files or self._unread()
-        return self._files
+            self._reading = asyncio.create_task(self._read_once())
+        return self._reading
+
+    async def _read_once(self) -> None:
+        self._files = await run_in_threadpool(self._read)
+        self._read_at = asyncio.get_running_loop().time()
 
     def _read(self) -> _Files:
         journal = self._reader.read()
@@ -206,6 +209,13 @@ class Watch:
         settings = self._settings
         valid = settings.poll_seconds + settings.engine_timeout_seconds + HEALTH_VALID_SECONDS
         return health if age is not None and age <= valid else None
+
+
+async def _patiently(reading: asyncio.Task[None]) -> None:
+    """Wait for a reading, but not for ever."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(READ_PATIENCE_SECONDS):
+            await asyncio.shield(reading)
 
 
 def _engine_url(journal: Journal) -> str | None:
