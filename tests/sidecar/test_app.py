@@ -133,7 +133,7 @@ def test_hanging_directory_holds_up_no_probe(tmp_path: Path, monkeypatch: pytest
     """A file system whose server is gone must not get the sidecar killed; what was read last is told."""
     held = threading.Event()
     write(tmp_path, journal(supervisor()))
-    monkeypatch.setattr("kimi_k3.sidecar.watch.READ_PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr("kimi_k3.sidecar.state.READ_PATIENCE_SECONDS", 0.05)
     with TestClient(create_app(settings(tmp_path), clock=lambda: NOW)) as asking:
         assert asking.get("/startupz").status_code == 200
         monkeypatch.setattr(JournalReader, "read", lambda _: held.wait(30))
@@ -147,7 +147,7 @@ def test_hanging_directory_holds_up_no_probe(tmp_path: Path, monkeypatch: pytest
 def test_directory_that_hangs_from_the_beginning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing was ever read, so nothing is known, and why is said."""
     held = threading.Event()
-    monkeypatch.setattr("kimi_k3.sidecar.watch.READ_PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr("kimi_k3.sidecar.state.READ_PATIENCE_SECONDS", 0.05)
     monkeypatch.setattr(JournalReader, "read", lambda _: held.wait(30))
     with TestClient(create_app(settings(tmp_path), clock=lambda: NOW)) as asking:
         try:

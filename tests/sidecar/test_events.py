@@ -22,7 +22,7 @@ from kimi_k3.sidecar.acknowledgement import Acknowledgements
 from kimi_k3.sidecar.app import create_app
 from kimi_k3.sidecar.events import KEPT_EVENTS, KINDS, Log
 from kimi_k3.sidecar.settings import Settings
-from kimi_k3.sidecar.watch import State
+from kimi_k3.sidecar.state import State
 from kimi_k3.words.phases import Phase
 
 from .builders import NOW, health, journal, lossy, phases, rank, supervisor, write

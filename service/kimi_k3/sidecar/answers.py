@@ -15,9 +15,9 @@ from kimi_k3.sidecar.conversion import conversion_view
 from kimi_k3.sidecar.memory import memory_view
 from kimi_k3.sidecar.readiness import RETRY_AFTER_SECONDS, readiness_view
 from kimi_k3.sidecar.startup import startup_view
+from kimi_k3.sidecar.state import State
 from kimi_k3.sidecar.status import status_view
 from kimi_k3.sidecar.warning import warnings_view
-from kimi_k3.sidecar.watch import State
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The sidecar's HTTP interface.
 
-What is answered is read on demand, at most four times a second (:mod:`watch`), and computed once for all who
+What is answered is read on demand, at most four times a second (:mod:`state`), and computed once for all who
 ask for it (:mod:`answers`). The engine's health is polled beside that, so a hanging engine holds up nobody.
 """
 
@@ -43,9 +43,9 @@ from kimi_k3.sidecar.page import page
 from kimi_k3.sidecar.problems import install_problems
 from kimi_k3.sidecar.samples import Observation
 from kimi_k3.sidecar.settings import Settings
+from kimi_k3.sidecar.state import Observer, Places, State
 from kimi_k3.sidecar.view import Alive
 from kimi_k3.sidecar.warning import Advice, Matter, matters
-from kimi_k3.sidecar.watch import Places, State, Watch
 
 MAX_LISTENERS = 200
 """Of /events at a time; each costs a connection and a few wake-ups a second."""
@@ -75,13 +75,13 @@ def create_app(
         places: where the kernel's files are.
         stopping: whether the server is about to end, so that streams end as well.
     """
-    watch = Watch(settings, clock=clock, places=places)
-    answers = Answers(watch.state)
-    events = Events(watch.state, stopping=stopping)
+    observer = Observer(settings, clock=clock, places=places)
+    answers = Answers(observer.state)
+    events = Events(observer.state, stopping=stopping)
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        async with watch.polling():
+        async with observer.polling():
             yield
 
     app = FastAPI(
@@ -96,7 +96,7 @@ def create_app(
     )
     app.add_middleware(Guard, token=settings.token.get_secret_value() if settings.token else None)
     install_problems(app)
-    registry = make_registry(lambda: _observation(watch.last()), proc=watch.places.proc)
+    registry = make_registry(lambda: _observation(observer.last()), proc=observer.places.proc)
 
     @app.head("/livez", include_in_schema=False)
     @app.get("/livez", responses=ALWAYS)
@@ -153,23 +153,23 @@ def create_app(
 
         It holds as long as the warning is about the same: another conversion is acknowledged anew.
         """
-        state, found = await _standing(watch, warning_id)
+        state, found = await _standing(observer, warning_id)
         if not found.advice.acknowledgeable:
             raise HTTPException(409, f"{warning_id} cannot be acknowledged; {found.advice.remedy}")
         kept = state.acknowledgements.with_one(
             warning_id, found.about, by=seen.by, note=seen.note or None, at=clock()
         )
         await _keep(settings, kept)
-        await watch.reread()
+        await observer.reread()
         acknowledged = kept.of(warning_id, found.about)
         return found.advice.model_copy(update={"acknowledged": acknowledged})
 
     @app.delete("/warnings/{warning_id}/acknowledgement", status_code=204, responses=FORGOTTEN)
     async def forget(warning_id: str) -> None:
         """Take an acknowledgement back."""
-        state, found = await _standing(watch, warning_id)
+        state, found = await _standing(observer, warning_id)
         await _keep(settings, state.acknowledgements.without(warning_id, found.about))
-        await watch.reread()
+        await observer.reread()
 
     @app.get("/events", response_class=Response, responses=EVENTS)
     async def listen(last_event_id: Annotated[str | None, Header()] = None) -> Response:
@@ -190,7 +190,7 @@ def create_app(
     @app.get("/metrics", response_class=Response, responses=METRICS)
     async def metrics(request: Request) -> Response:
         """Prometheus metrics, as OpenMetrics when the scraper accepts it. Never waits for the engine."""
-        await watch.state()
+        await observer.state()
         body, content_type = await run_in_threadpool(exposition, registry, request.headers.get("accept", ""))
         return Response(body, headers={"Content-Type": content_type})
 
@@ -205,9 +205,9 @@ def _observation(state: State) -> Observation:
     )
 
 
-async def _standing(watch: Watch, warning_id: str) -> tuple[State, Matter]:
+async def _standing(observer: Observer, warning_id: str) -> tuple[State, Matter]:
     """The present state and a warning that stands in it."""
-    state = await watch.state()
+    state = await observer.state()
     found = {one.advice.id: one for one in matters(state.journal, state.health, state.now)}
     if warning_id not in found:
         hint = nearest(warning_id, found) if found else "there is none at all"

@@ -23,9 +23,9 @@ from kimi_k3.sidecar.conversion import conversions_by_key, merged_loss
 from kimi_k3.sidecar.memory import memory_view
 from kimi_k3.sidecar.readiness import readiness_view
 from kimi_k3.sidecar.startup import startup_view
+from kimi_k3.sidecar.state import State
 from kimi_k3.sidecar.view import View
 from kimi_k3.sidecar.warning import warnings_view
-from kimi_k3.sidecar.watch import State
 
 KEPT_EVENTS = 1024
 """More than a start of the real model has conversions (92 layers, two projections)."""

@@ -25,9 +25,6 @@ from kimi_k3.sidecar.warning import KINDS, warnings_view
 from kimi_k3.words.phases import Phase
 from kimi_k3.words.weights import Projection
 
-HEALTH_VALID_SECONDS = 15.0
-"""An answer of the engine older than this says nothing about the present."""
-
 
 @dataclass(frozen=True)
 class Observation:
@@ -202,8 +199,7 @@ _SUMS = (m.CONVERSION_GROUPS, m.CONVERSION_LOSSLESS_GROUPS, m.CONVERSION_READ, m
 
 
 def _of_engine(seen: Observation) -> Values:
-    age = seconds_between(seen.health.checked_at, seen.now) if seen.health else None
-    health = seen.health if age is not None and age <= HEALTH_VALID_SECONDS else None
+    health = seen.health
     if journal_reasons(seen.journal):
         yield m.READY, (), 0
     elif health is not None:

@@ -39,7 +39,7 @@ from kimi_k3.sidecar.probe import EngineProbe
 from kimi_k3.sidecar.settings import Settings
 from kimi_k3.sidecar.view import EngineHealth
 
-HEALTH_VALID_SECONDS = 3.0
+HEALTH_MARGIN_SECONDS = 3.0
 """Beyond its time limit and the poll's interval: an older answer says nothing about the present."""
 
 READ_PATIENCE_SECONDS = 1.0
@@ -84,7 +84,7 @@ class _Files:
     devices: tuple[DeviceMemory, ...]
 
 
-class Watch:
+class Observer:
     """Reads the state directory on demand and polls the engine's health.
 
     Args:
@@ -207,7 +207,7 @@ class Watch:
         health = None if url is None else self._probe.last_of(url)
         age = None if health is None else seconds_between(health.checked_at, now)
         settings = self._settings
-        valid = settings.poll_seconds + settings.engine_timeout_seconds + HEALTH_VALID_SECONDS
+        valid = settings.poll_seconds + settings.engine_timeout_seconds + HEALTH_MARGIN_SECONDS
         return health if age is not None and age <= valid else None
 
 
