@@ -3,7 +3,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 SEED ?= $(shell date +%s)
 .DEFAULT_GOAL := help
-.PHONY: help install browser demo replay load test test-fast faults check format lock clean
+.PHONY: help install browser demo replay load fuzz test test-fast faults check format lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -24,6 +24,9 @@ replay: install ## a recorded start of 96 layers on 8 ranks, with the sidecar; A
 
 load: install ## the sidecar under load for a minute, on one core; prints rows for RESULTS.md
 	@$(BIN)/python -m benchmarks.load $(ARGS)
+
+fuzz: install ## the sidecar's API against its own description, five minutes
+	@scripts/fuzz $(BIN) $(ARGS)
 
 test: install browser ## all tests, with a real vLLM on the CPU
 	$(BIN)/python -m pytest

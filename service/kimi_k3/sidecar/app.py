@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable
 from datetime import datetime
 from typing import Annotated
 
-from fastapi import FastAPI, Header, HTTPException, Request, Response
+from fastapi import FastAPI, Header, HTTPException, Path, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field
@@ -51,12 +51,15 @@ MAX_LISTENERS = 200
 """Of /events at a time; each costs a connection and a few wake-ups a second."""
 
 
+WarningId = Annotated[str, Path(description="As /warnings tells it.", examples=["lossy-weights"])]
+
+
 class Seen(BaseModel):
     """Who acknowledges a warning."""
 
     model_config = ConfigDict(extra="forbid")
 
-    by: Name = Field(description="Who you are.")
+    by: Name = Field(description="Who you are.", examples=["Ada"])
     note: Note | None = Field(default=None, description="What the next one should know.")
 
 
@@ -148,7 +151,7 @@ def create_app(
         return await answers.get("warnings")
 
     @app.post("/warnings/{warning_id}/acknowledgement", responses=ACKNOWLEDGED)
-    async def acknowledge(warning_id: str, seen: Seen) -> Advice:
+    async def acknowledge(warning_id: WarningId, seen: Seen) -> Advice:
         """Say that you know of a warning. It is kept with your name, and survives restarts.
 
         It holds as long as the warning is about the same: another conversion is acknowledged anew.
@@ -165,7 +168,7 @@ def create_app(
         return found.advice.model_copy(update={"acknowledged": acknowledged})
 
     @app.delete("/warnings/{warning_id}/acknowledgement", status_code=204, responses=FORGOTTEN)
-    async def forget(warning_id: str) -> None:
+    async def forget(warning_id: WarningId) -> None:
         """Take an acknowledgement back."""
         state, found = await _standing(observer, warning_id)
         await _keep(settings, state.acknowledgements.without(warning_id, found.about))
