@@ -45,26 +45,31 @@ class Answers:
     def __init__(self, state: Callable[[], Awaitable[State]]) -> None:
         self._state = state
         self._known: dict[str, tuple[State, Answer]] = {}
-        self._locks: dict[str, asyncio.Lock] = {name: asyncio.Lock() for name in (*QUICK, *VIEWS)}
+        self._locks: dict[str, asyncio.Lock] = {name: asyncio.Lock() for name in VIEWS}
         self._conversion: tuple[Journal, Answer] | None = None
 
     async def get(self, name: str) -> Response:
         """The answer of a resource."""
         state = await self._state()
-        if name in QUICK:
-            # A probe waits for nobody who computes something larger.
-            return self._of(name, state).response()
+        known = self._known.get(name)
+        if known is None or known[0] is not state:
+            if name in QUICK:
+                # A probe waits for nobody who computes something larger.
+                known = state, QUICK[name](state)
+                self._known[name] = known
+            else:
+                known = await self._computed(name, state)
+        return known[1].response()
+
+    async def _computed(self, name: str, state: State) -> tuple[State, Answer]:
+        """A large answer, computed in a thread by the first who asks for it."""
         async with self._locks[name]:
             known = self._known.get(name)
             if known is None or known[0] is not state:
-                known = state, await run_in_threadpool(self._of, name, state)
+                view = self._of_conversion if name == "conversion" else VIEWS[name]
+                known = state, await run_in_threadpool(view, state)
                 self._known[name] = known
-        return known[1].response()
-
-    def _of(self, name: str, state: State) -> Answer:
-        if name == "conversion":
-            return self._of_conversion(state)
-        return (QUICK | VIEWS)[name](state)
+        return known
 
     def _of_conversion(self, state: State) -> Answer:
         """Computed anew only when a rank has reported or another start is there: it is the largest."""
