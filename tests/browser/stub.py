@@ -49,7 +49,8 @@ class Stub:
     """``answers`` by path, and ``events`` as (kind, data), may be changed at any time.
 
     ``streams`` turns the event stream on; ``token`` is asked for when it is set; ``asked`` are the requests
-    so far, as (method, path, headers).
+    so far, as (method, path, headers). What is asked of a path in ``held`` is answered, as it was when it was
+    asked, once the path is no longer there.
     """
 
     def __init__(self, seen: Journal, *, streams: bool = True) -> None:
@@ -59,6 +60,7 @@ class Stub:
         self.token: str | None = None
         self.asked: list[tuple[str, str, dict[str, str]]] = []
         self.refuses: str | None = None
+        self.held: set[str] = set()
         self._cut = 0
 
     def tell(self, kind: str, data: Any) -> None:
@@ -107,7 +109,10 @@ class Stub:
         if refused is not None:
             return refused
         body = self.answers.get(request.url.path)
-        return _problem(404, "there is nothing here") if body is None else JSONResponse(body)
+        answer = _problem(404, "there is nothing here") if body is None else JSONResponse(body)
+        while request.url.path in self.held:
+            await asyncio.sleep(0.02)
+        return answer
 
     async def _acknowledge(self, request: Request) -> Response:
         refused = self._note(request)

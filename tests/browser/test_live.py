@@ -52,7 +52,7 @@ def test_events_are_shown(stub: Serve, look: Open) -> None:
             expect(page.locator("#state-title")).to_have_text("Loading 50 % – about 1 min left")
             ranks = told.answers["/startupz"]["ranks"]
             ranks[3] |= {"bytes_done": ranks[3]["bytes_total"], "conversions_done": 7}
-            told.tell("ranks", {"ranks": ranks})
+            told.tell("startup", told.answers["/startupz"])
             expect(page.locator("#ranks li").nth(3)).to_contain_text("Loaded 100 %")
             expect(page.locator("#error .facts")).to_contain_text("7 of 1,520")
             told.tell(
@@ -88,6 +88,22 @@ def test_change_of_phase_brings_the_history(stub: Serve, look: Open) -> None:
             told.snapshot()
             expect(page.locator(".timeline .passed")).to_have_count(2)
             expect(page.locator(".timeline .present")).to_contain_text("Converting")
+
+
+def test_late_answer_is_older_than_the_stream(stub: Serve, look: Open) -> None:
+    """What was asked before an event and answered after it does not take the page back."""
+    with stub(scenes.loading()) as (told, url):
+        told.held.add("/startupz")
+        with look(url) as page:
+            expect(page.locator(".contact")).to_have_text("Live")
+            wait_until(lambda: any(path == "/startupz" for _, path, _ in told.asked))
+            told.tell("startup", told.answers["/startupz"] | {"fraction": 0.77})
+            expect(page.locator("#state-title")).to_contain_text("Loading 77 %")
+            with page.expect_response("**/startupz"):
+                told.held.clear()
+            told.tell("warnings", {"warnings": [warning("later")]})
+            expect(page.locator("#warnings")).to_contain_text("later")
+            expect(page.locator("#state-title")).to_contain_text("Loading 77 %")
 
 
 def test_stream_goes_on_where_it_was(stub: Serve, look: Open) -> None:

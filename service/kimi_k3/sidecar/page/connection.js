@@ -75,6 +75,8 @@ function parseEvents(text) {
 function connect(tell) {
   /** When each kind is asked next, was asked last, and somebody wants it sooner. @type {Map<string, number>[]} */
   const [due, asked, wanted] = [new Map(), new Map(), new Map()];
+  /** When the stream last told each kind. @type {Map<string, number>} */
+  const told = new Map();
   /** When the sidecar last said anything. */
   let answered = -Infinity;
   let streaming = false;
@@ -107,7 +109,8 @@ function connect(tell) {
       const { status, body } = await ask(path);
       answered = performance.now();
       if (status === 200 || (status === 503 && (kind === "startup" || kind === "readiness"))) {
-        tell.heard(kind, body);
+        // An event that came meanwhile is newer, and none like it may come for long.
+        if (!(told.get(kind) >= now)) tell.heard(kind, body);
         if (kind === "status") tell.locked(false);
       } else if (status === 401) tell.locked(true);
       else tell.heard("refusal", body);
@@ -143,7 +146,7 @@ function connect(tell) {
 
   /** Read one stream to its end; whatever goes wrong with it, polling goes on. */
   async function follow(controller) {
-    const told = { seen: false, retry: null, locked: false };
+    const end = { seen: false, retry: null, locked: false };
     let timer;
     const watch = () => {
       clearTimeout(timer);
@@ -158,29 +161,31 @@ function connect(tell) {
       });
       const suits = answer.ok && answer.headers.get("content-type")?.startsWith("text/event-stream");
       if (!suits) {
-        told.locked = answer.status === 401;
+        end.locked = answer.status === 401;
         await answer.body?.cancel();
-        return told;
+        return end;
       }
       setStreaming(true);
       const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
       let text = "";
       for (;;) {
         const { done, value } = await reader.read();
-        if (done) return told;
+        if (done) return end;
         watch();
         answered = performance.now();
-        told.seen = true;
+        end.seen = true;
         const { events, rest } = parseEvents(text + value);
         text = rest;
         for (const event of events) {
-          told.retry = event.retry ?? told.retry;
+          end.retry = event.retry ?? end.retry;
           last = event.id ?? last;
-          if (event.data) tell.heard(event.kind, JSON.parse(event.data));
+          if (!event.data) continue;
+          told.set(event.kind, answered);
+          tell.heard(event.kind, JSON.parse(event.data));
         }
       }
     } catch {
-      return told;
+      return end;
     } finally {
       clearTimeout(timer);
       controller.abort();

@@ -38,7 +38,6 @@ const NOTHING = {
 /** What an answer must have to be shown; a page that is left open may outlive its sidecar's version. */
 const NEEDED = {
   startup: ["phase", "description", "ranks"],
-  ranks: ["ranks"],
   readiness: ["ready", "reasons"],
   status: ["deployment", "history", "weights", "failures", "versions"],
   conversion: ["layers", "note"],
@@ -56,17 +55,13 @@ function received(state, kind, data, now, wall) {
   }
   const stamped = (change) => ({ ...heard, ...change, at: { ...state.at, [kind]: now } });
   switch (kind) {
-    case "startup":
-      // An event of the ranks may be newer than the same answer's list was, never older.
-      return stamped({ startup: data });
-    case "ranks":
-      return stamped({ startup: state.startup && { ...state.startup, ranks: data.ranks } });
     case "status":
       return stamped({ ...afterRestart(state, data), status: data, skew: clockSkew(data, wall) ?? state.skew });
     case "conversion":
       return stamped({ conversion: data, converted: merged(state.converted, data.layers.map(layerLoss)) });
     case "converted":
       return stamped({ converted: merged(state.converted, [data]) });
+    case "startup":
     case "readiness":
     case "memory":
       return stamped({ [kind]: data });
