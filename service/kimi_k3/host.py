@@ -10,6 +10,7 @@ from the path up to the root is looked at, and the one with the tightest limit i
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -65,6 +66,36 @@ class CgroupUse(_Model):
         description="Page cache, which the kernel gives back under pressure; without shared memory."
     )
     shmem: int | None = Field(description="Shared memory, which stays until its files are removed.")
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where the kernel's files are; tests put others there."""
+
+    proc: Path = PROC
+    cgroup: Path = CGROUP
+    sysfs: Path = SYSFS
+
+
+@dataclass(frozen=True)
+class MachineMemory:
+    """Memory of the machine, of the control group and of the GPUs, at one moment."""
+
+    host: HostMemory
+    cgroup: CgroupMemory | None
+    cgroup_use: CgroupUse | None
+    devices: tuple[DeviceMemory, ...]
+
+
+def read_machine_memory(places: Places) -> MachineMemory:
+    """All of it; what cannot be read is ``None`` or not there."""
+    cgroup = read_cgroup_memory(places.proc, places.cgroup)
+    return MachineMemory(
+        host=read_host_memory(places.proc),
+        cgroup=cgroup,
+        cgroup_use=None if cgroup is None else read_cgroup_use(cgroup, places.cgroup),
+        devices=tuple(read_devices(places.sysfs)),
+    )
 
 
 def read_cgroup_use(memory: CgroupMemory, cgroup: Path = CGROUP) -> CgroupUse:

@@ -19,7 +19,7 @@ from starlette.routing import Route
 
 from kimi_k3.journal.reader import Journal
 from kimi_k3.sidecar.conversion import conversion_view
-from kimi_k3.sidecar.examples import CGROUP, HEALTHY, HOST
+from kimi_k3.sidecar.examples import HEALTHY, MACHINE
 from kimi_k3.sidecar.memory import memory_view
 from kimi_k3.sidecar.page import page
 from kimi_k3.sidecar.readiness import readiness_view
@@ -159,7 +159,7 @@ class Stub:
 
 def answers(seen: Journal) -> dict[str, Any]:
     """What a sidecar answers about ``seen``, by path; memory with its plan."""
-    memory = memory_view(seen, HOST, CGROUP).model_dump(mode="json")
+    memory = memory_view(seen, MACHINE).model_dump(mode="json")
     for rank in memory["ranks"]:
         rank["planned"] = {
             "weights_bytes": 190 * GIB,

@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from kimi_k3.journal.models import SUPERVISOR_FILE
 from kimi_k3.sidecar.app import create_app
-from kimi_k3.sidecar.examples import CGROUP, HOST
+from kimi_k3.sidecar.examples import MACHINE
 from kimi_k3.sidecar.samples import Observation, samples
 from kimi_k3.sidecar.settings import Settings
 from kimi_k3.words.phases import Phase
@@ -79,7 +79,7 @@ def test_series_are_as_many_from_the_first_to_the_last() -> None:
     for phase in PASSED:
         seconds = recording.middle_of(phase)
         journal = journal_at(recording, seconds, clock)
-        seen = Observation(journal=journal, health=None, host=HOST, cgroup=CGROUP, now=clock(seconds))
+        seen = Observation(journal=journal, health=None, machine=MACHINE, now=clock(seconds))
         found = [(one.metric.name, one.labels) for one in samples(seen)]
         assert len(found) == len(set(found))
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The sidecar on a real uvicorn, for what a test client hides."""
+"""The sidecar as it is served, for what a test client hides."""
 
 from __future__ import annotations
 
@@ -11,16 +11,14 @@ from collections.abc import Callable, Iterator
 import uvicorn
 from starlette.applications import Starlette
 
-from kimi_k3.sidecar.server import listen
+from kimi_k3.sidecar.server import configuration, listen
 
 
 @contextlib.contextmanager
 def serving(app: Starlette) -> Iterator[str]:
     """The URL of ``app`` on a free port."""
     with listen("127.0.0.1", 0) as listener:
-        server = uvicorn.Server(
-            uvicorn.Config(app, log_level="warning", ws="none", timeout_graceful_shutdown=1)
-        )
+        server = uvicorn.Server(configuration(app, grace_seconds=1))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
         try:

@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 
 from kimi_k3.journal.reader import Fault
 from kimi_k3.sidecar.collector import ConversionMemo, SidecarRegistry, exposition, make_registry
-from kimi_k3.sidecar.examples import CGROUP, HOST
+from kimi_k3.sidecar.examples import MACHINE
 from kimi_k3.sidecar.metrics import METRICS
 from kimi_k3.sidecar.samples import Observation, conversion_samples
 
@@ -27,7 +27,7 @@ def parse_openmetrics(text: str) -> list[Family]:
 def registry(**changes: str) -> SidecarRegistry:
     """The metrics of a lossy deployment."""
     seen = journal(supervisor(**changes)) if changes else lossy()
-    observation = Observation(journal=seen, health=health(), host=HOST, cgroup=CGROUP, now=NOW)
+    observation = Observation(journal=seen, health=health(), machine=MACHINE, now=NOW)
     return make_registry(lambda: observation, proc=Path("/proc"))
 
 
@@ -99,7 +99,7 @@ def test_a_scrape_is_never_an_older_one() -> None:
     seen = [lossy()]
 
     def observe() -> Observation:
-        return Observation(journal=seen[0], health=health(), host=HOST, cgroup=CGROUP, now=NOW)
+        return Observation(journal=seen[0], health=health(), machine=MACHINE, now=NOW)
 
     one = make_registry(observe, proc=Path("/proc"))
     for _ in range(2):

@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
-from kimi_k3.host import HostMemory
+from kimi_k3.host import HostMemory, MachineMemory
 from kimi_k3.journal.models import Loading
 from kimi_k3.journal.reader import Journal
 from kimi_k3.sidecar import app as application
@@ -33,14 +33,12 @@ NAMES = [kind.name for kind in KINDS]
 
 def state(found: Journal, *, seconds: float = 0, available: int = 1 << 30) -> State:
     """The state some seconds later."""
+    host = HostMemory(total_bytes=1 << 40, available_bytes=available, shmem_bytes=0)
     return State(
         journal=found,
         health=health(),
         acknowledgements=Acknowledgements(),
-        host=HostMemory(total_bytes=1 << 40, available_bytes=available, shmem_bytes=0),
-        cgroup=None,
-        cgroup_use=None,
-        devices=(),
+        machine=lambda: MachineMemory(host, None, None, ()),
         now=NOW + timedelta(seconds=seconds),
     )
 

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import httpx
 import pytest
-import uvicorn
 from pydantic import SecretStr
 
 from kimi_k3.sidecar import connection, guard
@@ -88,23 +87,10 @@ def test_slow_body(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def patient_url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """A sidecar on its own kind of connections, which wait a tenth of a second."""
+    """A sidecar whose connections wait a tenth of a second."""
     monkeypatch.setattr(connection, "HEAD_SECONDS", 0.1)
-    monkeypatch.setattr(
-        uvicorn,
-        "Config",
-        lambda app, **given: _CONFIG(
-            app,
-            http=connection.Connection,
-            h11_max_incomplete_event_size=connection.MAX_HEAD_BYTES,
-            **given,
-        ),
-    )
     with serving(create_app(Settings(state_dir=tmp_path))) as address:
         yield address
-
-
-_CONFIG = uvicorn.Config
 
 
 @pytest.mark.parametrize("sent", [b"", b"GET /livez HTTP/1.1\r\nHost:"])

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from kimi_k3.host import read_cgroup_memory, read_host_memory
+from kimi_k3.host import Places, read_machine_memory
 from kimi_k3.journal.models import MemoryReading
 from kimi_k3.sidecar.memory import memory_view
 from kimi_k3.words.weights import Projection
@@ -22,7 +22,7 @@ def test_history_over_the_conversion(tmp_path: Path) -> None:
         conversion(2, Projection.W13, memory_after=AFTER),
     )
     seen = journal(lossy_supervisor(), lossy_rank(0, conversions=conversions, memory=AFTER))
-    view = memory_view(seen, read_host_memory(tmp_path), read_cgroup_memory(tmp_path, tmp_path))
+    view = memory_view(seen, read_machine_memory(Places(tmp_path, tmp_path, tmp_path)))
     [one] = view.ranks
     assert one.reading == AFTER
     assert [(step.layer, step.before, step.after) for step in one.conversions] == [
@@ -34,6 +34,6 @@ def test_history_over_the_conversion(tmp_path: Path) -> None:
 def test_nothing_measured(tmp_path: Path) -> None:
     """Every number is null on a machine that tells nothing."""
     seen = journal(lossy_supervisor(), lossy_rank(0))
-    view = memory_view(seen, read_host_memory(tmp_path), read_cgroup_memory(tmp_path, tmp_path))
+    view = memory_view(seen, read_machine_memory(Places(tmp_path, tmp_path, tmp_path)))
     assert (view.ranks[0].reading, view.ranks[0].conversions, view.cgroup) == (None, [], None)
     assert set(view.host.model_dump().values()) == {None}

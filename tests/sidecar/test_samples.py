@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from kimi_k3.host import HostMemory
+from kimi_k3.host import HostMemory, MachineMemory
 from kimi_k3.journal.models import (
     Ending,
     KernelProof,
@@ -14,7 +14,7 @@ from kimi_k3.journal.models import (
     Step,
 )
 from kimi_k3.journal.reader import Fault, Journal
-from kimi_k3.sidecar.examples import CGROUP, HOST
+from kimi_k3.sidecar.examples import MACHINE
 from kimi_k3.sidecar.metrics import METRICS
 from kimi_k3.sidecar.samples import Observation, samples
 from kimi_k3.sidecar.view import EngineHealth, EngineOutcome
@@ -36,12 +36,12 @@ from .builders import (
 )
 
 PLANNED = PlannedMemory(weights_bytes=1, transient_bytes=2, step_bytes=None, kv_cache_bytes=3, limit_bytes=4)
-NOTHING = HostMemory(total_bytes=None, available_bytes=None, shmem_bytes=None)
+NOTHING = MachineMemory(HostMemory(total_bytes=None, available_bytes=None, shmem_bytes=None), None, None, ())
 
 
 def values(seen: Journal, answer: EngineHealth | None = None) -> dict[tuple[str, ...], float]:
     """Series by name and label values."""
-    observation = Observation(journal=seen, health=answer, host=NOTHING, cgroup=None, now=NOW)
+    observation = Observation(journal=seen, health=answer, machine=NOTHING, now=NOW)
     found = [((one.metric.name, *one.labels), one.value) for one in samples(observation)]
     assert len(dict(found)) == len(found), "one series was given twice"
     return dict(found)
@@ -184,5 +184,5 @@ def test_every_metric_occurs() -> None:
     }
     ended = seen.supervisor.model_copy(update=changes)
     seen = replace(seen, supervisor=ended, ranks=(*seen.ranks[1:], one))
-    observation = Observation(journal=seen, health=health(), host=HOST, cgroup=CGROUP, now=NOW)
+    observation = Observation(journal=seen, health=health(), machine=MACHINE, now=NOW)
     assert counted | {one.metric.name for one in samples(observation)} == {metric.name for metric in METRICS}

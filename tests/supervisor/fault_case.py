@@ -39,9 +39,9 @@ from kimi_k3.sidecar.readiness import readiness_view
 from kimi_k3.sidecar.view import EngineHealth, EngineOutcome
 from kimi_k3.supervisor.leftovers import clear_leftovers
 from kimi_k3.supervisor.lock import hold_lock
+from kimi_k3.supervisor.outlet import Outlet
 from kimi_k3.supervisor.processes import Mark, processes_of
 from kimi_k3.supervisor.run import supervise
-from kimi_k3.supervisor.serve import _Outlet
 from kimi_k3.supervisor.signals import SAME_SECONDS
 from kimi_k3.supervisor.start import Start
 from kimi_k3.words import environment as names
@@ -189,7 +189,7 @@ class Case:
             hang_timeout=HANG_SECONDS,
             checks=(),
         )
-        report = _Outlet((self.directory / "supervisor.log").open("w", buffering=1))
+        report = Outlet((self.directory / "supervisor.log").open("w", buffering=1))
         try:
             with hold_lock(self.state_dir):
                 clear_leftovers(self.state_dir, report=report)

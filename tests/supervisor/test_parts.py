@@ -24,10 +24,10 @@ from kimi_k3.supervisor.canary import ATTEMPTS, ask_canary
 from kimi_k3.supervisor.leftovers import clear_leftovers
 from kimi_k3.supervisor.lock import hold_lock
 from kimi_k3.supervisor.logfile import EARLIER_LOG_FILE, LOG_FILE, EngineLog
+from kimi_k3.supervisor.outlet import Outlet
 from kimi_k3.supervisor.processes import Mark, end_processes, is_running, processes_of
 from kimi_k3.supervisor.redact import Secrets
 from kimi_k3.supervisor.run import supervise
-from kimi_k3.supervisor.serve import _Outlet
 from kimi_k3.supervisor.signals import SAME_SECONDS, received_signals
 from kimi_k3.supervisor.start import Start
 from kimi_k3.words import environment as names
@@ -261,14 +261,14 @@ def test_an_outlet_without_a_reader_is_given_up_quietly() -> None:
     """A closed terminal or a full disk behind stderr must not end a deployment that serves."""
     reader, writer = os.pipe()
     stream = os.fdopen(writer, "w")
-    outlet = _Outlet(stream, prefix="kimi-k3: ", secrets=Secrets(["key"]))
+    outlet = Outlet(stream, prefix="kimi-k3: ", secrets=Secrets(["key"]))
     outlet("the key is hidden")
     assert os.read(reader, 100) == b"kimi-k3: the *** is hidden\n"
     os.close(reader)
     outlet("nobody reads this")
     outlet("nor this")
     stream.close()
-    _Outlet(None)("a closed stream")
+    Outlet(None)("a closed stream")
 
 
 def test_a_running_supervisor_is_not_mistaken_for_a_leftover(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from kimi_k3.journal.reader import Journal
 from kimi_k3.sidecar.conversion import conversion_view
-from kimi_k3.sidecar.examples import CGROUP, HOST
+from kimi_k3.sidecar.examples import MACHINE
 from kimi_k3.sidecar.memory import memory_view
 from kimi_k3.sidecar.readiness import readiness_view
 from kimi_k3.sidecar.startup import startup_view
@@ -42,7 +42,7 @@ def picture(journal: Journal, moment: datetime, answer: EngineHealth | None, **c
         startup=startup_view(journal, moment),
         status=status_view(journal, answer, moment),
         warnings=warnings_view(journal, answer, moment),
-        memory=memory_view(journal, HOST, CGROUP),
+        memory=memory_view(journal, MACHINE),
         conversion=conversion_view(journal),
         detailed=NOW,
     )

@@ -6,18 +6,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 
 from fastapi import Response
 from fastapi.concurrency import run_in_threadpool
 
 from kimi_k3.journal.reader import Journal
-from kimi_k3.sidecar.conversion import conversion_view
-from kimi_k3.sidecar.memory import memory_view
-from kimi_k3.sidecar.readiness import RETRY_AFTER_SECONDS, readiness_view
-from kimi_k3.sidecar.startup import startup_view
+from kimi_k3.sidecar import views
+from kimi_k3.sidecar.readiness import RETRY_AFTER_SECONDS
 from kimi_k3.sidecar.state import State
-from kimi_k3.sidecar.status import status_view
-from kimi_k3.sidecar.warning import warnings_view
+from kimi_k3.sidecar.view import View
 
 
 @dataclass(frozen=True)
@@ -66,8 +64,8 @@ class Answers:
         async with self._locks[name]:
             known = self._known.get(name)
             if known is None or known[0] is not state:
-                view = self._of_conversion if name == "conversion" else VIEWS[name]
-                known = state, await run_in_threadpool(view, state)
+                compute = self._of_conversion if name == "conversion" else partial(_computed, VIEWS[name])
+                known = state, await run_in_threadpool(compute, state)
                 self._known[name] = known
         return known
 
@@ -75,7 +73,7 @@ class Answers:
         """Computed anew only when a rank has reported or another start is there: it is the largest."""
         known, journal = self._conversion, state.journal
         if known is None or known[0].ranks is not journal.ranks or _start(known[0]) != _start(journal):
-            known = self._conversion = journal, VIEWS["conversion"](state)
+            known = self._conversion = journal, _computed(views.conversion, state)
         return known[1]
 
 
@@ -83,34 +81,31 @@ def _start(journal: Journal) -> str | None:
     return journal.supervisor.start_id if journal.supervisor else None
 
 
+def _computed(view: Callable[[State], View], state: State) -> Answer:
+    return _json(view(state))
+
+
+def _json(view: View, status: int = 200) -> Answer:
+    return Answer(status, view.model_dump_json().encode())
+
+
 def _startup(state: State) -> Answer:
-    view = startup_view(state.journal, state.now)
-    return Answer(200 if view.started else 503, view.model_dump_json().encode())
+    view = views.startup(state)
+    return _json(view, 200 if view.started else 503)
 
 
 def _readiness(state: State) -> Answer:
-    view = readiness_view(state.journal, state.health)
-    return Answer(200 if view.ready else 503, view.model_dump_json().encode())
+    view = views.readiness(state)
+    return _json(view, 200 if view.ready else 503)
 
 
 QUICK: dict[str, Callable[[State], Answer]] = {"startupz": _startup, "readyz": _readiness}
 """Probes: small."""
 
-
-def _ok(body: str) -> Answer:
-    return Answer(200, body.encode())
-
-
-VIEWS: dict[str, Callable[[State], Answer]] = {
-    "status": lambda state: _ok(status_view(state.journal, state.health, state.now).model_dump_json()),
-    "conversion": lambda state: _ok(conversion_view(state.journal).model_dump_json()),
-    "memory": lambda state: _ok(
-        memory_view(
-            state.journal, state.host, state.cgroup, state.cgroup_use, state.devices
-        ).model_dump_json()
-    ),
-    "warnings": lambda state: _ok(
-        warnings_view(state.journal, state.health, state.now, state.acknowledgements).model_dump_json()
-    ),
+VIEWS: dict[str, Callable[[State], View]] = {
+    "status": views.status,
+    "conversion": views.conversion,
+    "memory": views.memory,
+    "warnings": views.warnings,
 }
 """The others."""

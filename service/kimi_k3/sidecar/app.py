@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from kimi_k3 import __version__
 from kimi_k3.errors import nearest
+from kimi_k3.host import Places
 from kimi_k3.journal.writer import now as utc_now
 from kimi_k3.sidecar.acknowledgement import Acknowledgements, Name, Note, write_acknowledgements
 from kimi_k3.sidecar.answers import Answers
@@ -43,7 +44,7 @@ from kimi_k3.sidecar.page import page
 from kimi_k3.sidecar.problems import install_problems
 from kimi_k3.sidecar.samples import Observation
 from kimi_k3.sidecar.settings import Settings
-from kimi_k3.sidecar.state import Observer, Places, State
+from kimi_k3.sidecar.state import Observer, State
 from kimi_k3.sidecar.view import Alive
 from kimi_k3.sidecar.warning import Advice, Matter, matters
 
@@ -203,9 +204,7 @@ def create_app(
 
 
 def _observation(state: State) -> Observation:
-    return Observation(
-        journal=state.journal, health=state.health, host=state.host, cgroup=state.cgroup, now=state.now
-    )
+    return Observation(journal=state.journal, health=state.health, machine=state.machine(), now=state.now)
 
 
 async def _standing(observer: Observer, warning_id: str) -> tuple[State, Matter]:

@@ -9,7 +9,7 @@ from fastapi import FastAPI
 from pydantic import BaseModel
 
 from kimi_k3.sidecar.conversion import Conversion, conversion_view
-from kimi_k3.sidecar.examples import CGROUP, HEALTHY, HOST, NOW, REFUSED, example_journal
+from kimi_k3.sidecar.examples import HEALTHY, MACHINE, NOW, REFUSED, example_journal
 from kimi_k3.sidecar.memory import Memory, memory_view
 from kimi_k3.sidecar.problems import MEDIA_TYPE, Problem
 from kimi_k3.sidecar.readiness import Readiness, readiness_view
@@ -97,7 +97,7 @@ def examples() -> dict[tuple[str, int], BaseModel]:
         ("/readyz", 503): readiness_view(loading, REFUSED),
         ("/status", 200): status_view(serving, HEALTHY, NOW),
         ("/conversion", 200): conversion_view(serving),
-        ("/memory", 200): memory_view(serving, HOST, CGROUP),
+        ("/memory", 200): memory_view(serving, MACHINE),
         ("/warnings", 200): warnings_view(serving, HEALTHY, NOW),
     }
 

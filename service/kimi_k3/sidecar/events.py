@@ -19,13 +19,10 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.sse import format_sse_event
 
 from kimi_k3.journal.models import RankRecord
+from kimi_k3.sidecar import views
 from kimi_k3.sidecar.conversion import conversions_by_key, merged_loss
-from kimi_k3.sidecar.memory import memory_view
-from kimi_k3.sidecar.readiness import readiness_view
-from kimi_k3.sidecar.startup import startup_view
 from kimi_k3.sidecar.state import State
 from kimi_k3.sidecar.view import View
-from kimi_k3.sidecar.warning import warnings_view
 
 KEPT_EVENTS = 1024
 """More than a start of the real model has conversions (92 layers, two projections)."""
@@ -250,31 +247,15 @@ def _memory_mark(view: View) -> Hashable:
     return json.dumps(coarse(view.model_dump(mode="json")))
 
 
-def _memory(state: State) -> View:
-    return memory_view(
-        state.journal, state.host, state.cgroup, state.cgroup_use, state.devices, conversions=False
-    )
-
-
 KINDS = (
     Kind(
         "startup",
-        lambda state: startup_view(state.journal, state.now),
+        views.startup,
         _without("elapsed_seconds", "phase_seconds", "remaining_seconds", "updated_at"),
         seconds=0.5,
     ),
-    Kind(
-        "readiness",
-        lambda state: readiness_view(state.journal, state.health),
-        _without("engine"),
-        seconds=0.0,
-    ),
-    Kind(
-        "warnings",
-        lambda state: warnings_view(state.journal, state.health, state.now, state.acknowledgements),
-        lambda view: view.model_dump_json(),
-        seconds=1.0,
-    ),
-    Kind("memory", _memory, _memory_mark, seconds=1.0),
+    Kind("readiness", views.readiness, _without("engine"), seconds=0.0),
+    Kind("warnings", views.warnings, lambda view: view.model_dump_json(), seconds=1.0),
+    Kind("memory", views.memory_now, _memory_mark, seconds=1.0),
 )
 """The kinds, in the order in which a new listener gets them."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
-from kimi_k3.host import CgroupMemory, HostMemory
+from kimi_k3.host import CgroupMemory, HostMemory, MachineMemory
 from kimi_k3.journal.models import (
     Canary,
     CheckpointSummary,
@@ -26,16 +26,20 @@ NOW = START + timedelta(minutes=30)
 GIB = 2**30
 REQUANTISATION = Requantisation(rule=ScaleRule.MSE, negative_scale=True, allow_nonfinite=False)
 
-HOST = HostMemory(total_bytes=2048 * GIB, available_bytes=1700 * GIB, shmem_bytes=12 * GIB)
-CGROUP = CgroupMemory(
-    version=2,
-    path="/",
-    limited=True,
-    limit_bytes=1024 * GIB,
-    used_bytes=310 * GIB,
-    peak_bytes=420 * GIB,
-    shmem_bytes=12 * GIB,
-    oom_kills=0,
+MACHINE = MachineMemory(
+    host=HostMemory(total_bytes=2048 * GIB, available_bytes=1700 * GIB, shmem_bytes=12 * GIB),
+    cgroup=CgroupMemory(
+        version=2,
+        path="/",
+        limited=True,
+        limit_bytes=1024 * GIB,
+        used_bytes=310 * GIB,
+        peak_bytes=420 * GIB,
+        shmem_bytes=12 * GIB,
+        oom_kills=0,
+    ),
+    cgroup_use=None,
+    devices=(),
 )
 HEALTHY = EngineHealth(
     outcome=EngineOutcome.HEALTHY,

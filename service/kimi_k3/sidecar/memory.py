@@ -8,7 +8,7 @@ from datetime import datetime
 
 from pydantic import Field
 
-from kimi_k3.host import CgroupMemory, CgroupUse, DeviceMemory, HostMemory
+from kimi_k3.host import CgroupMemory, CgroupUse, DeviceMemory, HostMemory, MachineMemory
 from kimi_k3.journal.models import (
     MemoryReading,
     PlannedMemory,
@@ -75,25 +75,18 @@ class Memory(View):
     cgroup: Group | None = Field(description="The sidecar's control group; null when not visible.")
 
 
-def memory_view(
-    journal: Journal,
-    host: HostMemory,
-    cgroup: CgroupMemory | None,
-    use: CgroupUse | None = None,
-    devices: Sequence[DeviceMemory] = (),
-    *,
-    conversions: bool = True,
-) -> Memory:
+def memory_view(journal: Journal, machine: MachineMemory, *, conversions: bool = True) -> Memory:
     """What ``/memory`` answers; without ``conversions`` only what stands now."""
+    group = machine.cgroup
     nothing = CgroupUse(anon=None, file=None, shmem=None)
     return Memory(
         ranks=[
             _rank(record, journal.supervisor, record.conversions if conversions else ())
             for record in journal.ranks
         ],
-        devices=list(devices),
-        host=host,
-        cgroup=None if cgroup is None else Group(**cgroup.model_dump(), use=use or nothing),
+        devices=list(machine.devices),
+        host=machine.host,
+        cgroup=None if group is None else Group(**group.model_dump(), use=machine.cgroup_use or nothing),
     )
 
 

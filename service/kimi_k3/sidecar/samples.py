@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase
 from itertools import pairwise
 
 from kimi_k3 import __version__
-from kimi_k3.host import CgroupMemory, HostMemory
+from kimi_k3.host import CgroupMemory, HostMemory, MachineMemory
 from kimi_k3.journal.models import RANK_FILE_PATTERN, SCHEMA_VERSION, RankRecord, SupervisorRecord, rank_file
 from kimi_k3.journal.reader import Journal
 from kimi_k3.sidecar import metrics as m
@@ -32,8 +32,7 @@ class Observation:
 
     journal: Journal
     health: EngineHealth | None
-    host: HostMemory
-    cgroup: CgroupMemory | None
+    machine: MachineMemory
     now: datetime
 
 
@@ -89,7 +88,7 @@ def _values(seen: Observation) -> Values:
             yield from _of_rank(record)
         yield from _of_progress(journal, supervisor)
     yield from _of_engine(seen)
-    yield from _of_host(seen.host, seen.cgroup)
+    yield from _of_machine(seen.machine.host, seen.machine.cgroup)
 
 
 def _of_start(supervisor: SupervisorRecord) -> Values:
@@ -212,7 +211,7 @@ def _of_engine(seen: Observation) -> Values:
         yield m.WARNINGS, (kind.code, kind.severity), standing[kind.code]
 
 
-def _of_host(host: HostMemory, cgroup: CgroupMemory | None) -> Values:
+def _of_machine(host: HostMemory, cgroup: CgroupMemory | None) -> Values:
     yield m.HOST_MEMORY_CAPACITY, (), host.total_bytes
     yield m.HOST_MEMORY_AVAILABLE, (), host.available_bytes
     yield m.HOST_MEMORY_SHMEM, (), host.shmem_bytes

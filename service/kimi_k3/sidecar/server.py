@@ -9,6 +9,7 @@ import socket
 import sys
 
 import uvicorn
+from starlette.applications import Starlette
 
 from kimi_k3.errors import ExitCode, OperatorError
 from kimi_k3.sidecar.app import create_app
@@ -38,18 +39,8 @@ def run(settings: Settings) -> None:
     # each of the event loop's system calls would wait so long.
     sys.setswitchinterval(SWITCH_SECONDS)
     with listen(settings.host, settings.port) as listener:
-        config = uvicorn.Config(
-            create_app(settings, stopping=lambda: server.should_exit),
-            http=Connection,
-            h11_max_incomplete_event_size=MAX_HEAD_BYTES,
-            limit_concurrency=MAX_CONNECTIONS,
-            # A probe every few seconds would bury everything else in the log.
-            access_log=False,
-            ws="none",
-            server_header=False,
-            timeout_graceful_shutdown=GRACE_SECONDS,
-        )
-        server = uvicorn.Server(config)
+        app = create_app(settings, stopping=lambda: server.should_exit)
+        server = uvicorn.Server(configuration(app))
         # uvicorn says nothing about a socket that it is given.
         host, port = listener.getsockname()[:2]
         address = f"[{host}]" if ":" in host else host
@@ -57,6 +48,21 @@ def run(settings: Settings) -> None:
         if settings.token is None and host not in LOOPBACK:
             _log.warning("Whoever reaches this address may ask everything: no token is set (%s)", TOKEN_FILE)
         server.run(sockets=[listener])
+
+
+def configuration(app: Starlette, *, grace_seconds: int = GRACE_SECONDS) -> uvicorn.Config:
+    """How uvicorn serves the sidecar: its limits, and what it leaves unsaid."""
+    return uvicorn.Config(
+        app,
+        http=Connection,
+        h11_max_incomplete_event_size=MAX_HEAD_BYTES,
+        limit_concurrency=MAX_CONNECTIONS,
+        # A probe every few seconds would bury everything else in the log.
+        access_log=False,
+        ws="none",
+        server_header=False,
+        timeout_graceful_shutdown=grace_seconds,
+    )
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -14,23 +14,11 @@ import dataclasses
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from datetime import datetime
-from pathlib import Path
+from functools import cache, partial
 
 from fastapi.concurrency import run_in_threadpool
 
-from kimi_k3.host import (
-    CGROUP,
-    PROC,
-    SYSFS,
-    CgroupMemory,
-    CgroupUse,
-    DeviceMemory,
-    HostMemory,
-    read_cgroup_memory,
-    read_cgroup_use,
-    read_devices,
-    read_host_memory,
-)
+from kimi_k3.host import MachineMemory, Places, read_machine_memory
 from kimi_k3.journal.reader import Fault, Journal, JournalReader
 from kimi_k3.journal.writer import now as utc_now
 from kimi_k3.sidecar.acknowledgement import ACKNOWLEDGEMENTS_FILE, Acknowledgements, read_acknowledgements
@@ -47,28 +35,17 @@ READ_PATIENCE_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
-class Places:
-    """Where the kernel's files are; tests put others there."""
-
-    proc: Path = PROC
-    cgroup: Path = CGROUP
-    sysfs: Path = SYSFS
-
-
-@dataclass(frozen=True)
 class State:
     """Everything that the answers are made of, at one moment.
 
     ``health`` is the engine's last answer; ``None`` when it has not been asked lately or the start has ended.
+    ``machine`` reads the kernel's files when it is first called, of which few answers are made.
     """
 
     journal: Journal
     health: EngineHealth | None
     acknowledgements: Acknowledgements
-    host: HostMemory
-    cgroup: CgroupMemory | None
-    cgroup_use: CgroupUse | None
-    devices: tuple[DeviceMemory, ...]
+    machine: Callable[[], MachineMemory]
     now: datetime
 
 
@@ -78,10 +55,7 @@ class _Files:
 
     journal: Journal
     acknowledgements: Acknowledgements
-    host: HostMemory
-    cgroup: CgroupMemory | None
-    cgroup_use: CgroupUse | None
-    devices: tuple[DeviceMemory, ...]
+    machine: Callable[[], MachineMemory]
 
 
 class Observer:
@@ -171,27 +145,15 @@ class Observer:
         if why is not None:
             fault = Fault(ACKNOWLEDGEMENTS_FILE, why)
             journal = dataclasses.replace(journal, faults=(*journal.faults, fault))
-        places = self.places
-        cgroup = read_cgroup_memory(places.proc, places.cgroup)
-        return _Files(
-            journal=journal,
-            acknowledgements=acknowledgements,
-            host=read_host_memory(places.proc),
-            cgroup=cgroup,
-            cgroup_use=None if cgroup is None else read_cgroup_use(cgroup, places.cgroup),
-            devices=tuple(read_devices(places.sysfs)),
-        )
+        return self._of(journal, acknowledgements)
 
     def _unread(self) -> _Files:
         fault = Fault(".", f"has not been read within {READ_PATIENCE_SECONDS:g} s")
-        return _Files(
-            journal=Journal(supervisor=None, ranks=(), failures=(), faults=(fault,)),
-            acknowledgements=Acknowledgements(),
-            host=HostMemory(total_bytes=None, available_bytes=None, shmem_bytes=None),
-            cgroup=None,
-            cgroup_use=None,
-            devices=(),
-        )
+        journal = Journal(supervisor=None, ranks=(), failures=(), faults=(fault,))
+        return self._of(journal, Acknowledgements())
+
+    def _of(self, journal: Journal, acknowledgements: Acknowledgements) -> _Files:
+        return _Files(journal, acknowledgements, cache(partial(read_machine_memory, self.places)))
 
     def _with_health(self, files: _Files) -> State:
         now = self._clock()

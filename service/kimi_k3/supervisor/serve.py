@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import secrets
 import sys
@@ -12,7 +11,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TextIO
 
 from kimi_k3.checkpoint import Checkpoint, require_servable
 from kimi_k3.errors import OperatorError
@@ -47,6 +45,7 @@ from kimi_k3.preflight.subject import Subject
 from kimi_k3.profiles.schema import Device, Profile, Verified
 from kimi_k3.supervisor.leftovers import clear_leftovers
 from kimi_k3.supervisor.lock import hold_lock
+from kimi_k3.supervisor.outlet import Outlet
 from kimi_k3.supervisor.redact import Secrets
 from kimi_k3.supervisor.run import supervise
 from kimi_k3.supervisor.start import Start
@@ -103,7 +102,7 @@ def serve(
         print(as_script(launch))
         return 0
     check_state_dir(deployment.state_dir)
-    report = _Outlet(sys.stderr, prefix="kimi-k3: ", secrets=Secrets.of(api_key, os.environ))
+    report = Outlet(sys.stderr, prefix="kimi-k3: ", secrets=Secrets.of(api_key, os.environ))
     with hold_lock(deployment.state_dir):
         clear_leftovers(deployment.state_dir, report=report)
         machine = Machine()
@@ -125,7 +124,7 @@ def serve(
                 ),
             ),
         )
-        return supervise(start, report=report, forward=_Outlet(sys.stdout))
+        return supervise(start, report=report, forward=Outlet(sys.stdout))
 
 
 def _on_int4(deployment: Deployment) -> bool:
@@ -276,33 +275,3 @@ def _probe(machine: Machine, report: Callable[[str], None]) -> tuple[Finding, ..
         report(f"preflight: what the probe compiles cannot be kept: {error}")
     report("preflight: AITER compiles its int4 kernels apart from vLLM, unless it did before; minutes")
     return tuple(check_compile(machine, cache=cache))
-
-
-class _Outlet:
-    """Prints lines to a stream until nobody reads them any more.
-
-    A reader that has gone, a closed terminal and a full disk must not end a deployment: serving goes
-    on, and engine.log still has every line of the engine.
-    """
-
-    def __init__(self, stream: TextIO | None, *, prefix: str = "", secrets: Secrets | None = None) -> None:
-        self._stream = stream
-        self._prefix = prefix
-        self._secrets = secrets or Secrets()
-
-    def __call__(self, line: str) -> None:
-        if self._stream is None:
-            return
-        try:
-            print(self._prefix + self._secrets.hide(line), file=self._stream, flush=True)
-        except (OSError, ValueError):
-            self._discard(self._stream)
-            self._stream = None
-
-    @staticmethod
-    def _discard(stream: TextIO) -> None:
-        """Let what is still buffered vanish: Python's flush at exit would turn a clean end into an error."""
-        with contextlib.suppress(OSError, ValueError):
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, stream.fileno())
-            os.close(nowhere)
