@@ -34,7 +34,13 @@ from kimi_k3.conversion.candidates import (
     NONFINITE_FROM,
     ZERO_SCALE_BITS,
 )
-from kimi_k3.conversion.cpu_instructions import least_key, popcount, rewrite
+from kimi_k3.conversion.cpu_instructions import (
+    least_key,
+    popcount,
+    power_of_two,
+    rewrite,
+    rewrite_two,
+)
 from kimi_k3.conversion.layout import STRIP_ROWS
 
 if TYPE_CHECKING:
@@ -77,10 +83,9 @@ class _Tables(NamedTuple):
         clamped: ``[8, 256]`` bool, whether such a group counts as clamped.
         ordinary: the E8M0 bytes of groups that, unless they are zero, have the option of the least key.
         errors: ``[option, 16]`` float64, by code.
-        ranks: ``[option, 16]`` uint8, the places of those errors in ``ranked``.
         ranked: float64, all errors, the smallest first.
-        levels: ``[option, 16]`` uint8, by code, int4 in the low bits.
-        bits: ``[option, 256]`` uint16, of the scale, by the E8M0 byte.
+        rows: ``[option, ROW_BYTES]`` uint8, for :func:`rewrite`: levels, int4 in the low bits; the errors'
+            places in ``ranked``; and the scales' bits.
     """
 
     zero: int
@@ -88,10 +93,8 @@ class _Tables(NamedTuple):
     clamped: npt.NDArray[np.bool_]
     ordinary: range
     errors: Floats
-    ranks: Octets
     ranked: Floats
-    levels: Octets
-    bits: npt.NDArray[np.uint16]
+    rows: Octets
 
 
 def _tables(rule: Rule) -> _Tables:
@@ -115,16 +118,19 @@ def _tables(rule: Rule) -> _Tables:
     scales = np.array([one.bits for one in options])
     special = np.array([ZERO_SCALE_BITS, ZERO_SCALE_BITS, INFINITE_SCALE_BITS, NAN_SCALE_BITS])
     bits = (scales[:, None] + 128 * (byte - E8M0_BIAS), np.repeat(special[:, None], 256, axis=1))
+    parts = (
+        (np.array(levels) & 15).astype(np.uint8),
+        ranks.reshape(errors.shape).astype(np.uint8),
+        (np.concatenate(bits) & 0xFFFF).astype(np.uint16).view(np.uint8),
+    )
     return _Tables(
         zero=zero,
         forced=forced,
         clamped=clamped,
         ordinary=range(max(rule.normal_from), min(NONFINITE_FROM)),
         errors=errors,
-        ranks=ranks.reshape(errors.shape).astype(np.uint8),
         ranked=ranked,
-        levels=(np.array(levels) & 15).astype(np.uint8),
-        bits=(np.concatenate(bits) & 0xFFFF).astype(np.uint16),
+        rows=np.concatenate(parts, axis=1),
     )
 
 
@@ -175,9 +181,8 @@ def _counts(masks: tuple[np.uint32, ...], side: np.uint32) -> tuple[np.uint32, .
 @cache
 def parts_kernel(rule: Rule) -> Callable[..., None]:
     """The kernel of a rule, for what :func:`cpu.convert` gives it; compiled when it is first called."""
-    zero, forced, clamped, ordinary, errors, ranks, ranked, levels, bits = _tables(rule)
+    zero, forced, clamped, ordinary, errors, ranked, rows = _tables(rule)
     first_ordinary, last_ordinary = ordinary[0], ordinary[-1]
-    units = 2.0 ** (np.arange(256) - E8M0_BIAS)
     key_of, key_type, shift = least_key(rule)
     signed = np.int32 if key_type is np.uint32 else np.int64
     option_mask = (1 << shift) - 1
@@ -220,7 +225,7 @@ def parts_kernel(rule: Rule) -> Callable[..., None]:
         if largest:
             for byte in codes:
                 error += errors[option, byte & 15] ** 2 + errors[option, byte >> 4] ** 2
-        sums[SQUARED_ERROR] += error * units[octet] * units[octet]
+        sums[SQUARED_ERROR] += error * power_of_two(2 * (octet - E8M0_BIAS))
         # Later sums find no error here and count the group as lossless.
         keys[i] = option
         if option > zero + 1:
@@ -233,25 +238,33 @@ def parts_kernel(rule: Rule) -> Callable[..., None]:
 
     @_compiled
     def write(
-        codes: Octets, octets: Octets, keys: Any, target: Octets, scales: Any, unit: Floats, sums: Floats
+        codes: Octets, octets: Octets, keys: Any, target: Octets, scales: Any, largest: Octets, sums: Floats
     ) -> None:
+        pairs = len(keys) // 2
+        for pair in range(pairs):
+            i = 2 * pair
+            octet, option = np.int64(octets[i]), np.int64(keys[i] & option_mask)
+            next_octet, next_option = np.int64(octets[i + 1]), np.int64(keys[i + 1] & option_mask)
+            rewrite_two(codes, target, scales, rows, largest, i, (option, next_option), (octet, next_octet))
+        for i in range(2 * pairs, len(keys)):
+            octet, option = np.int64(octets[i]), np.int64(keys[i] & option_mask)
+            rewrite(codes, target, scales, rows, largest, i, option, octet)
         most = 0.0
-        for i in range(len(keys)):
-            octet, option = octets[i], np.int64(keys[i] & option_mask)
-            unit[i] = units[octet]
-            scales[i] = bits[option, octet]
-            error = ranked[rewrite(codes, target, levels, ranks, i, option)] * unit[i]
-            if error > most:
-                most = error
+        for byte in range(256):
+            rank = np.uint8(0)
+            for place in range(2 * _GROUP_BYTES):
+                rank = max(rank, largest[byte, place])
+                largest[byte, place] = 0
+            most = max(most, ranked[rank] * power_of_two(byte - E8M0_BIAS))
         sums[MAX_ERROR] = most
 
     @_compiled
-    def sum_up(keys: Any, fourfold: Words, unit: Floats, counts: Any, sums: Floats) -> None:
+    def sum_up(octets: Octets, keys: Any, fourfold: Words, counts: Any, sums: Floats) -> None:
         squared_error = 0.0
         total = 0.0
         lossless = 0
         for i in range(len(keys)):
-            square = unit[i] * unit[i]
+            square = power_of_two(2 * np.int64(octets[i]) - 2 * E8M0_BIAS)
             error = keys[i] >> key_type(shift)
             # A conversion of signed numbers exists in AVX2.
             squared_error += signed(error) * square
@@ -279,7 +292,7 @@ def parts_kernel(rule: Rule) -> Callable[..., None]:
         most = part_rows * groups
         keys = np.empty(most, key_type)
         fourfold = np.empty(most, np.uint32)
-        unit = np.empty(most, np.float64)
+        largest = np.zeros((256, 2 * _GROUP_BYTES), np.uint8)
         plain = np.empty(_GROUP_BYTES * most, np.uint8)
         plain_scales = np.empty(most, np.uint16)
         sorted_scales = np.empty((groups // 2, part_rows), np.uint32)
@@ -300,8 +313,8 @@ def parts_kernel(rule: Rule) -> Callable[..., None]:
                     if not (first_ordinary <= octets[i] <= last_ordinary and energy[i]):
                         group = source[_GROUP_BYTES * i : _GROUP_BYTES * (i + 1)]
                         settle(i, octets[i], group, key, energy, count, total)
-            write(source, octets, key, level, scale, unit, total)
-            sum_up(key, energy, unit, count, total)
+            write(source, octets, key, level, scale, largest, total)
+            sum_up(octets, key, energy, count, total)
             if aiter:
                 _scatter_words(level[: _GROUP_BYTES * size].view(np.uint64), groups, target.view(np.uint64))
                 matrix = scales[expert * rows * groups : (expert + 1) * rows * groups].view(np.uint32)
