@@ -3,7 +3,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 SEED ?= $(shell date +%s)
 .DEFAULT_GOAL := help
-.PHONY: help install browser demo replay load fuzz test test-fast faults check format lock clean
+.PHONY: help install programs demo replay load fuzz test test-fast faults check format lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -13,8 +13,8 @@ $(VENV)/.installed: requirements.lock pyproject.toml scripts/install
 	@scripts/install $(VENV)
 	@touch $@
 
-browser: ## a Chromium for the tests of the page, where one may be installed
-	@scripts/browser
+programs: ## Chromium and promtool for the tests, where they may be installed
+	@scripts/programs
 
 demo: install ## make a tiny checkpoint, serve it, ask it one question; Ctrl-C ends it
 	@$(BIN)/kimi-k3 demo
@@ -28,10 +28,10 @@ load: install ## the sidecar under load for a minute, on one core; prints rows f
 fuzz: install ## the sidecar's API against its own description, five minutes
 	@scripts/fuzz $(BIN) $(ARGS)
 
-test: install browser ## all tests, with a real vLLM on the CPU
+test: install programs ## all tests, with a real vLLM on the CPU
 	$(BIN)/python -m pytest
 
-test-fast: install browser ## the tests that start no vLLM
+test-fast: install programs ## the tests that start no vLLM
 	$(BIN)/python -m pytest -m "not engine"
 
 faults: install ## kill everything in every phase: 200 times a fake engine, 20 times a real one; SEED repeats a run

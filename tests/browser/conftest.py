@@ -43,7 +43,7 @@ def chromium() -> Iterator[Browser]:
     """A headless Chromium of this machine; without one these tests are skipped, but not where CI runs."""
     path = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if path is None:
-        why = "no Chromium on this machine; run scripts/browser (Debian: apt-get install chromium)"
+        why = "no Chromium on this machine; run scripts/programs (Debian: apt-get install chromium)"
         if os.environ.get("CI"):
             pytest.fail(why)
         pytest.skip(why)
