@@ -72,8 +72,6 @@ def convert(
     _check(packed, e8m0, out)
     experts, rows, groups = e8m0.shape
     check_shape(layout, rows, groups)
-    if not allow_nonfinite and e8m0.max(initial=0) >= min(NONFINITE_FROM):
-        require_finite(packed, e8m0)
     aiter = layout is Int4Layout.AITER
     scales = np.empty((experts, groups // 2, rows, 2) if aiter else e8m0.shape, np.uint16)
     part_rows = STRIP_ROWS * max(1, _GROUPS_PER_PART // (STRIP_ROWS * max(1, groups)))
@@ -93,7 +91,14 @@ def convert(
         last = min(first + _PARTS_PER_TASK, experts * parts)
         kernel(*arrays, *flat, rows, groups, part_rows, aiter, first, last)
 
-    with ThreadPoolExecutor(threads or len(os.sched_getaffinity(0))) as pool:
+    threads = threads or len(os.sched_getaffinity(0))
+    with ThreadPoolExecutor(threads) as pool:
+        if not allow_nonfinite:
+            largest = pool.map(
+                lambda octets: octets.max(initial=0), np.array_split(e8m0.reshape(-1), threads)
+            )
+            if max(largest) >= min(NONFINITE_FROM):
+                require_finite(packed, e8m0)
         list(pool.map(task, range(0, experts * parts if groups else 0, _PARTS_PER_TASK)))
     return scales, Tally(
         groups_per_expert=rows * groups,

@@ -6,7 +6,6 @@ from __future__ import annotations
 import platform
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
@@ -15,7 +14,7 @@ from numba.extending import intrinsic
 from kimi_k3.conversion.candidates import GROUP_SIZE
 
 if TYPE_CHECKING:
-    from kimi_k3.conversion.candidates import Rule
+    pass
 
 _HALF = GROUP_SIZE // 2
 _BYTE = ir.IntType(8)
@@ -30,16 +29,6 @@ up in the table of 16 that stands in the same 16 places. Elsewhere it is one loo
 
 def _bytes(count: int) -> Any:
     return ir.VectorType(_BYTE, count)
-
-
-def _generate_popcount(_: Any, word: Any) -> Any:
-    return types.uint32(types.uint32), lambda context, builder, signature, arguments: builder.ctpop(
-        *arguments
-    )
-
-
-popcount = intrinsic(_generate_popcount)
-"""Bits that are set; numba would compute with 64 bits, which costs half of a vector's lanes."""
 
 
 def _generate_power_of_two(_: Any, exponent: Any) -> Any:
@@ -176,59 +165,3 @@ Args:
     option: the row of ``rows``; for two, a pair.
     octet: the row of ``largest``, and the place of the scale; for two, a pair.
 """
-
-
-def least_key(rule: Rule) -> tuple[Any, Any, int]:
-    """The choice, as straight code without the terms that are 0.
-
-    Returns:
-        A function of the counts of codes 1-7, and of the negative ones among them, that gives the key of the
-        option that an ordinary group gets, ``squared error << shift | option``; the key's numpy type; and the
-        shift.
-    """
-    options = [
-        (number, rule.squares(one.candidate.short_errors), rule.squares(one.candidate.long_errors), one.sign)
-        for number, one in enumerate(rule.options if rule.by_error else rule.options[:7])
-        # The same errors with another sign would not win.
-        if number % len(rule.signs) == 0 or one.candidate.short != one.candidate.long
-    ]
-    # Keys also hold the options that keep nothing.
-    shift = (len(rule.options) + 3).bit_length()
-    most = max(GROUP_SIZE * max(*short, *long) for _, short, long, _ in options) << shift
-    assert most < 2**63
-    key = types.uint32 if most < 2**31 else types.uint64
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        word = context.get_value_type(key)
-
-        def counts(argument: Any) -> list[Any]:
-            values = cgutils.unpack_tuple(builder, argument)
-            return values if key is types.uint32 else [builder.zext(value, word) for value in values]
-
-        def add(total: Any, count: Any, weight: int) -> Any:
-            return builder.add(total, builder.mul(count, word(weight << shift))) if weight else total
-
-        every, negative = counts(arguments[0]), counts(arguments[1])
-        least = word(0)
-        for option, short, long, sign in options:
-            value = word(0)
-            for code in range(1, 8):
-                value = add(value, every[code - 1], short[code])
-            for code in range(1, 8):
-                if long[code] != short[code]:
-                    below = negative[code - 1]
-                    side = below if sign > 0 else builder.sub(every[code - 1], below)
-                    value = add(value, side, long[code] - short[code])
-            value = builder.add(value, word(option))
-            if rule.by_error:
-                better = builder.icmp_unsigned("<", value, least)
-            else:
-                # The option of code k is number k - 1, and the last one that is there is the largest.
-                better = builder.icmp_unsigned("!=", every[option], word(0))
-            least = builder.select(better, value, least) if option else value
-        return least
-
-    def typed(_: Any, every: Any, negative: Any) -> Any:
-        return key(every, negative), generate
-
-    return intrinsic(typed), getattr(np, key.name), shift

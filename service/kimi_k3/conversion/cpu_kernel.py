@@ -1,12 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The conversion of parts of a matrix on a core, in numba.
 
-A group's 32 nibbles are four 32-bit words. Transposed bit by bit they are four *planes* of one word each,
-three of the magnitudes and one of the signs. Logic on the planes tells where magnitude m stands; how often,
-and how often with a minus, decides the scale. LLVM vectorises that loop over groups; a rule's numbers are
-constants of the code that is compiled for it. With the scale chosen, levels are looked up for 16 bytes of
-codes at once. Parts of 16 or more rows pass one after another through buffers that stay in the second-level
-cache, so a conversion in place is the same code.
+Parts of 16 or more rows pass one after another through buffers that stay in the second-level cache, so a
+conversion in place is the same code: :mod:`cpu_choice` decides for all groups of a part, the few that are not
+ordinary are settled one by one, levels are looked up for 32 bytes of codes at once, and figures summed up.
 
 Why numba: vLLM depends on it, so it is wherever this runs, in the version of requirements.lock. C would need
 a compiler on the host or a wheel per platform; torch's inductor needs that compiler as well, and torch.
@@ -26,7 +23,6 @@ from numba import njit
 from kimi_k3.conversion.candidates import (
     E8M0_BIAS,
     E8M0_NAN,
-    FOURFOLD_SQUARES,
     GROUP_SIZE,
     INFINITE_SCALE_BITS,
     MAGNITUDES,
@@ -34,13 +30,8 @@ from kimi_k3.conversion.candidates import (
     NONFINITE_FROM,
     ZERO_SCALE_BITS,
 )
-from kimi_k3.conversion.cpu_instructions import (
-    least_key,
-    popcount,
-    power_of_two,
-    rewrite,
-    rewrite_two,
-)
+from kimi_k3.conversion.cpu_choice import LANES, choice
+from kimi_k3.conversion.cpu_instructions import power_of_two, rewrite, rewrite_two
 from kimi_k3.conversion.layout import STRIP_ROWS
 
 if TYPE_CHECKING:
@@ -68,10 +59,6 @@ _GROUP_BYTES = GROUP_SIZE // 2
 def _compiled(function: _Function) -> _Function:
     # Sums may be reordered: they are exact wherever Tally promises it.
     return cast(_Function, njit(nogil=True, fastmath={"reassoc", "nsz"})(function))
-
-
-def _inline(function: _Function) -> _Function:
-    return cast(_Function, njit(nogil=True, forceinline=True)(function))
 
 
 class _Tables(NamedTuple):
@@ -134,71 +121,24 @@ def _tables(rule: Rule) -> _Tables:
     )
 
 
-@_inline
-def _swap(a: np.uint32, b: np.uint32, shift: np.uint32, mask: np.uint32) -> tuple[np.uint32, np.uint32]:
-    changed = ((a >> shift) ^ b) & mask
-    return np.uint32(a ^ (changed << shift)), np.uint32(b ^ changed)
-
-
-@_inline
-def _transpose(a: np.uint32, b: np.uint32, c: np.uint32, d: np.uint32) -> tuple[np.uint32, ...]:
-    """Bit i of each nibble of word j becomes bit j of that nibble of word i; its own inverse."""
-    one, two = np.uint32(1), np.uint32(2)
-    a, b = _swap(a, b, one, np.uint32(0x55555555))
-    c, d = _swap(c, d, one, np.uint32(0x55555555))
-    a, c = _swap(a, c, two, np.uint32(0x33333333))
-    b, d = _swap(b, d, two, np.uint32(0x33333333))
-    return a, b, c, d
-
-
-@_inline
-def _masks(b0: np.uint32, b1: np.uint32, b2: np.uint32) -> tuple[np.uint32, ...]:
-    """Where the codes 1-7 stand."""
-    return (
-        np.uint32(b0 & ~b1 & ~b2),
-        np.uint32(~b0 & b1 & ~b2),
-        np.uint32(b0 & b1 & ~b2),
-        np.uint32(~b0 & ~b1 & b2),
-        np.uint32(b0 & ~b1 & b2),
-        np.uint32(~b0 & b1 & b2),
-        np.uint32(b0 & b1 & b2),
-    )
-
-
-@_inline
-def _counts(masks: tuple[np.uint32, ...], side: np.uint32) -> tuple[np.uint32, ...]:
-    return (
-        popcount(masks[0] & side),
-        popcount(masks[1] & side),
-        popcount(masks[2] & side),
-        popcount(masks[3] & side),
-        popcount(masks[4] & side),
-        popcount(masks[5] & side),
-        popcount(masks[6] & side),
-    )
-
-
 @cache
 def parts_kernel(rule: Rule) -> Callable[..., None]:
     """The kernel of a rule, for what :func:`cpu.convert` gives it; compiled when it is first called."""
-    zero, forced, clamped, ordinary, errors, ranked, rows = _tables(rule)
+    zero, forced, clamped, ordinary, errors, ranked, option_rows = _tables(rule)
     first_ordinary, last_ordinary = ordinary[0], ordinary[-1]
-    key_of, key_type, shift = least_key(rule)
+    choose_one, choose_eight, key_type, shift = choice(rule)
     signed = np.int32 if key_type is np.uint32 else np.int64
     option_mask = (1 << shift) - 1
     square_unit = 4.0**-rule.fraction_bits
-    e1, e2, e3, e4, e5, e6, e7 = FOURFOLD_SQUARES[1:]
 
     @_compiled
     def choose(nibbles: Words, keys: Any, fourfold: Words) -> None:
         """The keys of groups, and four times their energies."""
-        for i in range(len(keys)):
-            j = 4 * i
-            b0, b1, b2, sign = _transpose(nibbles[j], nibbles[j + 1], nibbles[j + 2], nibbles[j + 3])
-            masks = _masks(b0, b1, b2)
-            n = _counts(masks, _ALL)
-            keys[i] = key_of(n, _counts(masks, sign))
-            fourfold[i] = n[0] * e1 + n[1] * e2 + n[2] * e3 + n[3] * e4 + n[4] * e5 + n[5] * e6 + n[6] * e7
+        together = len(keys) // LANES * LANES
+        for i in range(0, together, LANES):
+            choose_eight(nibbles, keys, fourfold, i)
+        for i in range(together, len(keys)):
+            choose_one(nibbles, keys, fourfold, i)
 
     @_compiled
     def are_ordinary(octets: Octets, fourfold: Words) -> bool:
@@ -238,8 +178,16 @@ def parts_kernel(rule: Rule) -> Callable[..., None]:
 
     @_compiled
     def write(
-        codes: Octets, octets: Octets, keys: Any, target: Octets, scales: Any, largest: Octets, sums: Floats
+        codes: Octets,
+        octets: Octets,
+        keys: Any,
+        target: Octets,
+        scales: Any,
+        rows: Octets,
+        largest: Octets,
+        sums: Floats,
     ) -> None:
+        """Levels and scales; and the largest error, of each octet first, for there ranks compare errors."""
         pairs = len(keys) // 2
         for pair in range(pairs):
             i = 2 * pair
@@ -250,12 +198,11 @@ def parts_kernel(rule: Rule) -> Callable[..., None]:
             octet, option = np.int64(octets[i]), np.int64(keys[i] & option_mask)
             rewrite(codes, target, scales, rows, largest, i, option, octet)
         most = 0.0
-        for byte in range(256):
-            rank = np.uint8(0)
-            for place in range(2 * _GROUP_BYTES):
-                rank = max(rank, largest[byte, place])
-                largest[byte, place] = 0
-            most = max(most, ranked[rank] * power_of_two(byte - E8M0_BIAS))
+        seen = largest.view(np.uint64)
+        for byte in range(len(seen)):
+            if seen[byte, 0] | seen[byte, 1] | seen[byte, 2] | seen[byte, 3]:
+                most = max(most, ranked[largest[byte].max()] * power_of_two(byte - E8M0_BIAS))
+                seen[byte] = 0
         sums[MAX_ERROR] = most
 
     @_compiled
@@ -296,6 +243,8 @@ def parts_kernel(rule: Rule) -> Callable[..., None]:
         plain = np.empty(_GROUP_BYTES * most, np.uint8)
         plain_scales = np.empty(most, np.uint16)
         sorted_scales = np.empty((groups // 2, part_rows), np.uint32)
+        # LLVM addresses a constant anew, in a register, for every place in it that is looked at.
+        table = option_rows.copy()
         parts = (rows + part_rows - 1) // part_rows
         for part in range(first, last):
             expert = part // parts
@@ -313,7 +262,7 @@ def parts_kernel(rule: Rule) -> Callable[..., None]:
                     if not (first_ordinary <= octets[i] <= last_ordinary and energy[i]):
                         group = source[_GROUP_BYTES * i : _GROUP_BYTES * (i + 1)]
                         settle(i, octets[i], group, key, energy, count, total)
-            write(source, octets, key, level, scale, largest, total)
+            write(source, octets, key, level, scale, table, largest, total)
             sum_up(octets, key, energy, count, total)
             if aiter:
                 _scatter_words(level[: _GROUP_BYTES * size].view(np.uint64), groups, target.view(np.uint64))

@@ -104,18 +104,22 @@ class Tally:
 
     def losses(self) -> tuple[Loss, ...]:
         """One loss per expert."""
+        counted = (self.lossless, self.zero, self.nonfinite, self.clamped)
+        lossless, zero, nonfinite, clamped = (part.sum(axis=1).tolist() for part in counted)
+        squared_error, energy = (part.tolist() for part in (self.squared_error, self.energy))
+        max_error = self.max_error.max(axis=1, initial=0.0).tolist()
         return tuple(
             Loss(
                 groups=self.groups_per_expert,
-                lossless_groups=int(self.lossless[expert].sum()),
-                zero_groups=int(self.zero[expert].sum()),
-                nonfinite_groups=int(self.nonfinite[expert].sum()),
-                clamped_groups=int(self.clamped[expert].sum()),
-                squared_error=math.fsum(self.squared_error[expert].tolist()),
-                energy=math.fsum(self.energy[expert].tolist()),
-                max_error=float(self.max_error[expert].max(initial=0.0)),
+                lossless_groups=lossless[expert],
+                zero_groups=zero[expert],
+                nonfinite_groups=nonfinite[expert],
+                clamped_groups=clamped[expert],
+                squared_error=math.fsum(squared_error[expert]),
+                energy=math.fsum(energy[expert]),
+                max_error=max_error[expert],
             )
-            for expert in range(len(self.lossless))
+            for expert in range(len(max_error))
         )
 
 
