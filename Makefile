@@ -1,6 +1,8 @@
 # The whole workshop in a few words; `make help` lists them. Each target installs what it needs.
 VENV ?= .venv
 BIN := $(VENV)/bin
+# Many tests wait for processes, so two at a time fill two cores; a worker with a vLLM takes 2 GiB.
+WORKERS ?= 2
 SEED ?= $(shell date +%s)
 .DEFAULT_GOAL := help
 .PHONY: help install programs demo replay load fuzz test test-fast faults check format lock clean
@@ -29,10 +31,10 @@ fuzz: install ## the sidecar's API against its own description, five minutes
 	@scripts/fuzz $(BIN) $(ARGS)
 
 test: install programs ## all tests, with a real vLLM on the CPU
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
 test-fast: install programs ## the tests that start no vLLM
-	$(BIN)/python -m pytest -m "not engine"
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "not engine"
 
 faults: install ## kill everything in every phase: 200 times a fake engine, 20 times a real one; SEED repeats a run
 	$(BIN)/python -m tests.supervisor.faults --seed $(SEED)
