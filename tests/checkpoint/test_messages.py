@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kimi_k3.checkpoint.messages import printable
+from kimi_k3.words.text import printable
 
 
 @pytest.mark.parametrize(

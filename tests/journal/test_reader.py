@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import json
 import os
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -89,6 +90,30 @@ def test_too_large(tmp_path: Path) -> None:
     with (tmp_path / SUPERVISOR_FILE).open("wb") as stream:
         stream.truncate(MAX_RECORD_BYTES + 1)
     assert "larger than" in only_fault(tmp_path).why
+
+
+def test_as_many_errors_as_bytes(tmp_path: Path) -> None:
+    """Nor may what is wrong with a small file fill it, or hold up the probes while it is described."""
+    conversions = "[" + ",".join(["{}"] * 20_000) + "]"
+    keys = json.dumps({f"k{number}": 0 for number in range(20_000)})
+    (tmp_path / SUPERVISOR_FILE).write_text(keys)
+    (tmp_path / "rank-0000.json").write_text(f'{{"conversions": {conversions}}}')
+    tracemalloc.start()
+    faults = read_journal(tmp_path).faults
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert "things are wrong" in faults[0].why
+    assert faults[1].why == "is not a record of this version: start_id: Field required"
+    assert peak < 32 << 20
+
+
+def test_a_name_that_would_steer_a_terminal(tmp_path: Path) -> None:
+    """Names of files come from outside, and end in answers, logs and metrics."""
+    (tmp_path / "failure-\n\x1b[31m.json").write_text("{}")
+    (tmp_path / os.fsdecode(b"failure-\xff.json")).write_text("{}")
+    files = [fault.file for fault in read_journal(tmp_path).faults]
+    assert len(files) == 2
+    assert all(file.isprintable() for file in files)
 
 
 def test_huge_key(tmp_path: Path) -> None:

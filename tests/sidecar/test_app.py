@@ -13,8 +13,9 @@ import pytest
 from fastapi.testclient import TestClient
 from prometheus_client.parser import text_string_to_metric_families
 
-from kimi_k3.journal.models import SupervisorRecord
+from kimi_k3.journal.models import Notice, SupervisorRecord
 from kimi_k3.journal.reader import JournalReader
+from kimi_k3.sidecar.acknowledgement import read_acknowledgements
 from kimi_k3.sidecar.app import create_app
 from kimi_k3.sidecar.guard import PROBES
 from kimi_k3.sidecar.settings import Settings
@@ -215,6 +216,7 @@ def _another_start() -> tuple[SupervisorRecord]:
         ("supervisor-missing", {"by": "Ada"}, 409, "Start the deployment"),
         ("supervisor-mising", {"by": "Ada"}, 404, "did you mean 'supervisor-missing'?"),
         ("supervisor-missing", {"by": "  "}, 422, "by: "),
+        ("supervisor-missing", {"by": "\u200b"}, 422, "by: "),
         ("supervisor-missing", {"by": "Ada", "who": 1}, 422, "who: Extra inputs"),
         ("supervisor-missing", {"by": "x" * 101}, 422, "by: "),
         ("supervisor-missing", "no object", 422, "the body"),
@@ -244,15 +246,41 @@ def test_acknowledgement_that_cannot_be_kept(tmp_path: Path, monkeypatch: pytest
 
 
 def test_broken_file_of_acknowledgements(tmp_path: Path) -> None:
-    """It is told like any other file that cannot be trusted, and the next acknowledgement replaces it."""
+    """It is told like any other file that cannot be trusted, and kept: what it holds somebody gave."""
     write(tmp_path, lossy())
     (tmp_path / "acknowledgements.json").write_text("{")
     with TestClient(create_app(settings(tmp_path), clock=lambda: NOW)) as client:
         assert client.get("/status").json()["faults"] == [
             {"file": "acknowledgements.json", "why": "is not a file of this version"}
         ]
-        assert client.post("/warnings/lossy-weights/acknowledgement", json={"by": "Ada"}).status_code == 200
+        path = "/warnings/lossy-weights/acknowledgement"
+        refused = client.post(path, json={"by": "Ada"})
+        assert (refused.status_code, "move it away" in refused.json()["detail"]) == (503, True)
+        assert client.delete(path).status_code == 503
+        assert (tmp_path / "acknowledgements.json").read_text() == "{"
+        (tmp_path / "acknowledgements.json").rename(tmp_path / "aside")
+        assert client.post(path, json={"by": "Ada"}).status_code == 200
         assert client.get("/status").json()["faults"] == []
+
+
+def test_acknowledgements_at_once(tmp_path: Path) -> None:
+    """Each one that was answered with 200 is kept: they are read, changed and written one at a time."""
+    notices = tuple(Notice(check=f"check-{n}", what=f"what {n}", remedy="look") for n in range(20))
+    write(tmp_path, journal(supervisor(notices=notices)))
+    with serving(create_app(settings(tmp_path), clock=lambda: NOW)) as url, ThreadPoolExecutor(10) as pool:
+        names = [
+            one["id"]
+            for one in httpx.get(url + "/warnings", trust_env=False).json()["warnings"]
+            if one["acknowledgeable"]
+        ]
+        assert len(names) == 20
+
+        def acknowledge(name: str) -> int:
+            path = f"{url}/warnings/{name}/acknowledgement"
+            return httpx.post(path, json={"by": "Ada"}, trust_env=False, timeout=60).status_code
+
+        assert set(pool.map(acknowledge, names)) == {200}
+        assert len(read_acknowledgements(tmp_path)[0].kept) == 20
 
 
 def test_scrapes_while_the_journal_changes(tmp_path: Path) -> None:

@@ -4,19 +4,28 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 from kimi_k3.journal.reader import Fault
-from kimi_k3.sidecar.collector import ConversionMemo, SidecarRegistry, exposition, make_registry
+from kimi_k3.sidecar.collector import (
+    OPEN_METRICS,
+    PLAIN,
+    ConversionMemo,
+    SidecarRegistry,
+    exposition,
+    make_registry,
+    negotiated,
+)
 from kimi_k3.sidecar.examples import MACHINE
 from kimi_k3.sidecar.metrics import METRICS
 from kimi_k3.sidecar.samples import Observation, conversion_samples
 
 from .builders import NOW, health, journal, lossy, lossy_rank, supervisor
 
-OPENMETRICS = "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5"
+ACCEPTED = "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5"
 
 
 def parse_openmetrics(text: str) -> list[Family]:
@@ -33,8 +42,7 @@ def registry(**changes: str) -> SidecarRegistry:
 
 def test_text_can_be_parsed() -> None:
     """Types and labels are as the table says, whatever the format."""
-    body, content_type = exposition(registry(), "")
-    assert content_type.startswith("text/plain")
+    body = exposition(registry(), PLAIN)
     families = {family.name: family for family in parse_text(body.decode())}
     for metric in METRICS:
         name = metric.name.removesuffix("_total")
@@ -46,10 +54,23 @@ def test_text_can_be_parsed() -> None:
     assert "process_resident_memory_bytes" in families
 
 
-def test_openmetrics_is_negotiated() -> None:
-    """A scraper that asks for OpenMetrics gets it, whole, up to the end mark."""
-    body, content_type = exposition(registry(), OPENMETRICS)
-    assert content_type.startswith("application/openmetrics-text")
+@pytest.mark.parametrize("accept", ["", "*/*", "text/plain;version=x", "text/html", ";,;", "\xff"])
+def test_plain_text_for_everybody_else(accept: str) -> None:
+    """Whatever a client accepts, it is not worth an error."""
+    assert negotiated(accept) is PLAIN
+
+
+@pytest.mark.parametrize(
+    "accept", [ACCEPTED, "application/openmetrics-text; version=1.0.0-rc1", "Application/OpenMetrics-Text"]
+)
+def test_openmetrics_is_negotiated(accept: str) -> None:
+    """Who asks for OpenMetrics gets it, in one version: for each that is written something is kept."""
+    assert negotiated(accept) is OPEN_METRICS
+
+
+def test_openmetrics_is_whole() -> None:
+    """Up to the end mark."""
+    body = exposition(registry(), OPEN_METRICS)
     assert body.endswith(b"# EOF\n")
     families = {family.name: family.type for family in parse_openmetrics(body.decode())}
     assert families["kimi_k3_deployment"] == "info"
@@ -61,7 +82,7 @@ def test_openmetrics_is_negotiated() -> None:
 def test_awkward_label_values() -> None:
     """A name with quotes and line ends must not break the scrape."""
     odd = 'a"b\\c\nd{e}=,#'
-    body, _ = exposition(registry(profile=odd), OPENMETRICS)
+    body = exposition(registry(profile=odd), OPEN_METRICS)
     [info] = [family for family in parse_openmetrics(body.decode()) if family.name == "kimi_k3_deployment"]
     assert info.samples[0].labels["profile"] == odd
 
@@ -103,13 +124,13 @@ def test_a_scrape_is_never_an_older_one() -> None:
 
     one = make_registry(observe, proc=Path("/proc"))
     for _ in range(2):
-        for accept in ("", OPENMETRICS):
-            body, _ = exposition(one, accept)
+        for form in (PLAIN, OPEN_METRICS):
+            body = exposition(one, form)
             assert b'kimi_k3_conversion_groups{layer="2",projection="w2"} 20.0\n' in body
-            assert body.count(b"# EOF") == (accept != "")
+            assert body.count(b"# EOF") == (form is OPEN_METRICS)
             assert body.count(b"# TYPE kimi_k3_conversion_groups gauge") == 1
     seen[0] = replace(seen[0], ranks=seen[0].ranks[:1])
-    for accept in ("", OPENMETRICS):
-        assert b'kimi_k3_conversion_groups{layer="2",projection="w2"} 10.0\n' in exposition(one, accept)[0]
+    for form in (PLAIN, OPEN_METRICS):
+        assert b'kimi_k3_conversion_groups{layer="2",projection="w2"} 10.0\n' in exposition(one, form)
     seen[0] = journal(None)
-    assert b"kimi_k3_conversion" not in exposition(one, "")[0]
+    assert b"kimi_k3_conversion" not in exposition(one, PLAIN)

@@ -148,8 +148,10 @@ def test_resume(tmp_path: Path) -> None:
         with listening(url, last=first[-1].id) as events:
             change = next(event for event in events if event.kind == "startup")
             assert change.data["phase"] == "ready"
-        with listening(url, last="another-1") as events:
-            assert [next(events).kind for _ in NAMES] == NAMES
+        boot = first[-1].id.partition("-")[0]
+        for last in ("another-1", f"{boot}-{'1' * 5000}", f"{boot}-", f"{boot}-²"):
+            with listening(url, last=last) as events:
+                assert [next(events).kind for _ in NAMES] == NAMES
         assert json.loads(httpx.get(url + "/startupz", trust_env=False).text)["ranks"] == change.data["ranks"]
 
 

@@ -85,6 +85,12 @@ def test_slow_body(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
         assert client.recv(65536).startswith(b"HTTP/1.1 408")
 
 
+def test_large_head_at_once(url: str) -> None:
+    """The server limits a head that goes on coming; one that came whole is refused all the same."""
+    answer = httpx.get(url + "/livez", headers={"X-Large": "x" * 40_000}, trust_env=False)
+    assert answer.status_code in (400, 431)
+
+
 @pytest.fixture
 def patient_url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """A sidecar whose connections wait a tenth of a second."""

@@ -3,7 +3,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import socket
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -16,7 +20,8 @@ from kimi_k3.errors import ExitCode, OperatorError
 from kimi_k3.sidecar.readiness import Readiness
 from kimi_k3.sidecar.view import Alive
 from kimi_k3.watch import client
-from kimi_k3.watch.client import NoAnswer, NotUnderstood, Sidecar, printable, understood
+from kimi_k3.watch.client import NoAnswer, NotUnderstood, Sidecar, understood
+from kimi_k3.words.text import printable
 
 from .answering import Answer, answering
 
@@ -45,6 +50,7 @@ def test_a_probe_that_says_no_has_answered() -> None:
     [
         ((200, b"<html>"), "did not answer with JSON"),
         ((200, b"[" * 100_000), "did not answer with JSON"),
+        ((200, b'{"a":' * 900 + b"1" + b"}" * 900), "nested too deeply|is not as version"),
         ((200, b'"x"'), "is not as version"),
         ((404, b"{}"), "HTTP 404"),
         ((307, b""), "HTTP 307"),
@@ -57,6 +63,36 @@ def test_no_sidecar(answer: Answer, part: str) -> None:
     with sidecar(answer) as asking, pytest.raises(NotUnderstood, match=part) as caught:
         asking.ask("/readyz", Readiness)
     assert str(caught.value).isprintable()
+
+
+@pytest.mark.parametrize(("status", "ready"), [(503, True), (200, False)])
+def test_readiness_that_contradicts_itself(status: int, ready: bool) -> None:
+    """A false ready is the worst that can be shown, so both must say it."""
+    answer = status, json.dumps(READINESS | {"ready": ready}).encode()
+    with sidecar(answer) as asking, pytest.raises(NotUnderstood, match=f"HTTP {status}"):
+        asking.readiness()
+
+
+def test_headers_drop_by_drop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each drop comes in time, and the whole never does."""
+    monkeypatch.setattr(client, "ANSWER_SECONDS", 0.3)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def drip() -> None:
+            connection, _ = listener.accept()
+            with connection, contextlib.suppress(OSError):
+                connection.sendall(b"HTTP/1.1 200 OK\r\n")
+                for number in range(200):
+                    connection.sendall(f"X-{number}: 1\r\n".encode())
+                    time.sleep(0.05)
+
+        thread = threading.Thread(target=drip)
+        thread.start()
+        asking = Sidecar(f"http://127.0.0.1:{listener.getsockname()[1]}", None)
+        with pytest.raises(NoAnswer, match="took longer"):
+            asking.ask("/livez", Alive)
+        asking.close()
+        thread.join()
 
 
 def test_an_answer_without_end(monkeypatch: pytest.MonkeyPatch) -> None:

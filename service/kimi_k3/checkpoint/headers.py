@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import msgspec
 
-from kimi_k3.checkpoint.messages import bad_checkpoint, printable
+from kimi_k3.checkpoint.messages import bad_checkpoint
 from kimi_k3.errors import ExitCode, OperatorError
 from kimi_k3.files import NotRegularFile, open_regular
+from kimi_k3.words.text import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -4,17 +4,7 @@
 from __future__ import annotations
 
 from kimi_k3.errors import ExitCode, OperatorError
-
-
-def printable(text: str) -> str:
-    r"""``text`` with every unprintable character as Python's ``repr`` writes it, e.g. ``\x1b`` or ``\ud800``.
-
-    Names in a checkpoint come from outside: an escape sequence would steer the terminal, a newline would
-    forge a line of its own, and a lone surrogate cannot be encoded at all. Applying it twice changes nothing.
-    """
-    if text.isprintable():
-        return text
-    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
+from kimi_k3.words.text import printable
 
 
 def bad_checkpoint(what: str, remedy: str) -> OperatorError:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Self
 
-from kimi_k3.checkpoint.messages import printable
+from kimi_k3.words.text import printable
 
 
 class ProblemKind(StrEnum):

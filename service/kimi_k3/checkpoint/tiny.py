@@ -20,8 +20,8 @@ from kimi_k3.checkpoint import tiny_files
 from kimi_k3.checkpoint.config import MX_GROUP_SIZE, KimiK3Config
 from kimi_k3.checkpoint.headers import LENGTH_BYTES
 from kimi_k3.checkpoint.layout import EXPERT_PARTS, TEXT_PREFIX, TensorSpec, all_tensors, expert_prefix
-from kimi_k3.checkpoint.messages import printable
 from kimi_k3.errors import ExitCode, OperatorError
+from kimi_k3.words.text import printable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kimi_k3.checkpoint import Checkpoint, ShardState
-from kimi_k3.checkpoint.messages import printable
+from kimi_k3.words.text import printable
 
 UNKNOWN = "unknown"
 GIB = 1024**3

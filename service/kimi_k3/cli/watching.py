@@ -44,6 +44,12 @@ def watch(
             remedy="correct it or leave it out",
             exit_code=ExitCode.USAGE,
         )
+    if once and wait:
+        raise OperatorError(
+            "--once: not with --wait, which ends by itself",
+            remedy="leave one of them out; --json goes with both",
+            exit_code=ExitCode.USAGE,
+        )
     file = None if token_file is None else given_path("--token-file", token_file)
     return run_watch(
         Request(

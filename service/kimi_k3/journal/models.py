@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from datetime import datetime
 from typing import Annotated, Final, Literal
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, NonNegativeFloat, ValidationError
+from pydantic import AwareDatetime, BaseModel, ConfigDict, FailFast, Field, NonNegativeFloat, ValidationError
 
 from kimi_k3.words.phases import Phase
 from kimi_k3.words.weights import ConsentSource, Projection, Requantisation, Weights
@@ -160,9 +160,9 @@ class RankRecord(Record):
     requantisation: Requantisation | None
     backend: str | None = None
     proof: KernelProof | None = None
-    phases: tuple[PhaseChange, ...] = ()
+    phases: Annotated[tuple[PhaseChange, ...], FailFast()] = ()
     loading: Loading | None = None
-    conversions: tuple[ProjectionConversion, ...] = ()
+    conversions: Annotated[tuple[ProjectionConversion, ...], FailFast()] = ()
     memory: MemoryReading | None = None
 
     @property
@@ -340,8 +340,8 @@ class SupervisorRecord(Record):
     engine_pid: Integer | None = None
     planned: PlannedMemory | None = None
     kv_cache_bytes: Count | None = None
-    notices: tuple[Notice, ...] = ()
-    phases: tuple[PhaseChange, ...] = ()
+    notices: Annotated[tuple[Notice, ...], FailFast()] = ()
+    phases: Annotated[tuple[PhaseChange, ...], FailFast()] = ()
     step: Step | None = None
     canary: Canary | None = None
     stalled_since: AwareDatetime | None = None

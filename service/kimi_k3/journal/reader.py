@@ -20,9 +20,13 @@ from kimi_k3.journal.models import (
     SupervisorRecord,
     rank_file,
 )
+from kimi_k3.words.text import printable
 
-MAX_RECORD_BYTES = 8 * 1024 * 1024
+MAX_RECORD_BYTES = 2 * 1024 * 1024
 """A rank's record of the real model (92 layers, 2 projections) is about 120 kB; more is foreign."""
+
+MAX_DESCRIBED = 100
+"""Errors of one record that are looked at for the first one's sake."""
 
 MAX_FAULT_CHARACTERS = 500
 """A fault may quote a foreign file's key, which may be as large as the file."""
@@ -158,10 +162,14 @@ def _parse(text: bytes, model: type[AnyRecord]) -> tuple[AnyRecord | None, str |
     try:
         return model.model_validate_json(text), None
     except ValidationError as error:
+        # Pydantic describes all of them or none, each with a copy of what it is about.
+        if error.error_count() > MAX_DESCRIBED:
+            return None, f"is not a record of this version: {error.error_count()} things are wrong with it"
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(map(str, first["loc"])) or "the file"
         return None, f"is not a record of this version: {where}: {first['msg']}"
 
 
 def _fault(path: Path, why: str) -> Fault:
-    return Fault(os.fsencode(path.name).decode("utf-8", "backslashreplace"), why[:MAX_FAULT_CHARACTERS])
+    name = os.fsencode(path.name).decode("utf-8", "backslashreplace")
+    return Fault(printable(name), why[:MAX_FAULT_CHARACTERS])

@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from kimi_k3 import __version__
-from kimi_k3.checkpoint.messages import printable
 from kimi_k3.errors import ExitCode, OperatorError
 from kimi_k3.kernels.entry import environment_of_entry, run_entry, worker_count
 from kimi_k3.kernels.report import BuildReport, FailureReport
 from kimi_k3.kernels.table import write_table
 from kimi_k3.kernels.transcript import Failure, Transcript
 from kimi_k3.kernels.wanted import Wanted
+from kimi_k3.words.text import printable
 
 ARTIFACT = "*.pkl"
 _TEMPORARY = ".*.pkl.*.tmp"

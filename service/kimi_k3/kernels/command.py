@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kimi_k3.checkpoint import read_config
-from kimi_k3.checkpoint.messages import printable
 from kimi_k3.checkpoint.published import published_config
 from kimi_k3.errors import ExitCode, OperatorError
 from kimi_k3.files import read_small
@@ -21,6 +20,7 @@ from kimi_k3.kernels.table import MAX_TABLE_BYTES, as_csv, write_table
 from kimi_k3.kernels.view import print_build, print_check, progress
 from kimi_k3.kernels.wanted import Wanted, default_cache, kernels_wanted
 from kimi_k3.profiles.load import load_profile
+from kimi_k3.words.text import printable
 
 CONFIG = "config.json"
 

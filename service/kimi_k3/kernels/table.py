@@ -22,11 +22,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from kimi_k3.checkpoint.messages import printable
 from kimi_k3.errors import ExitCode, OperatorError
 from kimi_k3.files import read_small
 from kimi_k3.kernels.shapes import TIERS, MoeShape
 from kimi_k3.words.gpus import Gpu
+from kimi_k3.words.text import printable
 
 KEY = (
     "gfx", "cu_num", "token", "model_dim", "inter_dim", "expert", "topk", "act_type", "dtype", "q_dtype_a",

@@ -12,7 +12,7 @@ import signal
 from collections import Counter
 from dataclasses import dataclass, field
 
-from kimi_k3.checkpoint.messages import printable
+from kimi_k3.words.text import printable
 
 LONGEST_REASON = 300
 

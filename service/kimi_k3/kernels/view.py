@@ -11,10 +11,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from kimi_k3.checkpoint.messages import printable
 from kimi_k3.kernels.entry import CACHE
 from kimi_k3.kernels.report import BuildReport, CheckReport, KernelReport, Presence
 from kimi_k3.kernels.transcript import Failure, Transcript
+from kimi_k3.words.text import printable
 
 ORDER = (Presence.PRESENT, Presence.UNKNOWN, Presence.MISSING)
 COLOURS = {Presence.PRESENT: "green", Presence.UNKNOWN: "yellow", Presence.MISSING: "bold red"}

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kimi_k3.checkpoint import TextConfig
-from kimi_k3.checkpoint.messages import printable
 from kimi_k3.errors import ExitCode, OperatorError
 from kimi_k3.kernels.entry import TABLE
 from kimi_k3.kernels.installed import Aiter, find_aiter
@@ -19,6 +18,7 @@ from kimi_k3.kernels.transcript import Sizes
 from kimi_k3.profiles.schema import Profile
 from kimi_k3.words.given import given_path
 from kimi_k3.words.gpus import Gpu
+from kimi_k3.words.text import printable
 
 PROBE = "-probe"
 MASKED_REDUCTION = "moe_reduce (masked)"

@@ -11,7 +11,6 @@ from pathlib import Path
 
 from kimi_k3.checkpoint import read_config
 from kimi_k3.checkpoint.index import INDEX_NAME, read_index
-from kimi_k3.checkpoint.messages import printable
 from kimi_k3.errors import ExitCode, OperatorError, nearest
 from kimi_k3.plan.chosen import chosen_profile
 from kimi_k3.plan.compose import compose, usual_gpu
@@ -28,6 +27,7 @@ from kimi_k3.words.environment import (
     default_state_dir,
 )
 from kimi_k3.words.gpus import GPUS, Gpu
+from kimi_k3.words.text import printable
 
 CONFIG = "config.json"
 NEXT_START = "next"

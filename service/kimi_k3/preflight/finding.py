@@ -9,8 +9,8 @@ from typing import Annotated, Final, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from kimi_k3.checkpoint.messages import printable
 from kimi_k3.errors import ExitCode, OperatorError
+from kimi_k3.words.text import printable
 
 SCHEMA_VERSION: Final = 1
 

@@ -12,7 +12,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import AwareDatetime, Field, StringConstraints, ValidationError
+from pydantic import AfterValidator, AwareDatetime, Field, StringConstraints, ValidationError
 
 from kimi_k3.files import read_small
 from kimi_k3.journal.models import Record
@@ -22,7 +22,18 @@ ACKNOWLEDGEMENTS_FILE = "acknowledgements.json"
 MAX_KEPT = 256
 _MAX_BYTES = 1 << 20
 
-Name = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=100)]
+
+def _visible(name: str) -> str:
+    if not any(character.isalnum() for character in name):
+        raise ValueError("needs a letter or a digit")
+    return name
+
+
+Name = Annotated[
+    str,
+    StringConstraints(strip_whitespace=True, min_length=1, max_length=100),
+    AfterValidator(_visible),
+]
 Note = Annotated[str, StringConstraints(strip_whitespace=True, max_length=500)]
 
 

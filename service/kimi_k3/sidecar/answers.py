@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -20,17 +20,19 @@ from kimi_k3.sidecar.view import View
 
 @dataclass(frozen=True)
 class Answer:
-    """A status and a JSON body."""
+    """A status and a body."""
 
     status: int
     body: bytes
+    content_type: str = "application/json"
 
     def response(self) -> Response:
         """As it goes out."""
         headers = {"Cache-Control": "no-store"}
         if self.status == 503:
             headers["Retry-After"] = str(RETRY_AFTER_SECONDS)
-        return Response(self.body, status_code=self.status, headers=headers, media_type="application/json")
+        headers["Content-Type"] = self.content_type
+        return Response(self.body, status_code=self.status, headers=headers)
 
 
 class Answers:
@@ -38,12 +40,17 @@ class Answers:
 
     Args:
         state: the present state; the same object while nothing was read anew.
+        others: answers that are not JSON, by name.
     """
 
-    def __init__(self, state: Callable[[], Awaitable[State]]) -> None:
+    def __init__(
+        self, state: Callable[[], Awaitable[State]], others: Mapping[str, Callable[[State], Answer]]
+    ) -> None:
         self._state = state
         self._known: dict[str, tuple[State, Answer]] = {}
-        self._locks: dict[str, asyncio.Lock] = {name: asyncio.Lock() for name in VIEWS}
+        self._computes = {name: partial(_computed, view) for name, view in VIEWS.items()} | dict(others)
+        self._computes["conversion"] = self._of_conversion
+        self._locks: dict[str, asyncio.Lock] = {name: asyncio.Lock() for name in self._computes}
         self._conversion: tuple[Journal, Answer] | None = None
 
     async def get(self, name: str) -> Response:
@@ -64,8 +71,7 @@ class Answers:
         async with self._locks[name]:
             known = self._known.get(name)
             if known is None or known[0] is not state:
-                compute = self._of_conversion if name == "conversion" else partial(_computed, VIEWS[name])
-                known = state, await run_in_threadpool(compute, state)
+                known = state, await run_in_threadpool(self._computes[name], state)
                 self._known[name] = known
         return known
 

@@ -7,6 +7,7 @@ ask for it (:mod:`answers`). The engine's health is polled beside that, so a han
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
 from datetime import datetime
@@ -21,9 +22,23 @@ from kimi_k3 import __version__
 from kimi_k3.errors import nearest
 from kimi_k3.host import Places
 from kimi_k3.journal.writer import now as utc_now
-from kimi_k3.sidecar.acknowledgement import Acknowledgements, Name, Note, write_acknowledgements
-from kimi_k3.sidecar.answers import Answers
-from kimi_k3.sidecar.collector import exposition, make_registry
+from kimi_k3.sidecar.acknowledgement import (
+    ACKNOWLEDGEMENTS_FILE,
+    Acknowledgements,
+    Name,
+    Note,
+    write_acknowledgements,
+)
+from kimi_k3.sidecar.answers import Answer, Answers
+from kimi_k3.sidecar.collector import (
+    OPEN_METRICS,
+    PLAIN,
+    Format,
+    SidecarRegistry,
+    exposition,
+    make_registry,
+    negotiated,
+)
 from kimi_k3.sidecar.description import (
     ACKNOWLEDGED,
     ALWAYS,
@@ -80,8 +95,11 @@ def create_app(
         stopping: whether the server is about to end, so that streams end as well.
     """
     observer = Observer(settings, clock=clock, places=places)
-    answers = Answers(observer.state)
+    registry = make_registry(lambda: _observation(observer.last()), proc=observer.places.proc)
+    answers = Answers(observer.state, {form.name: _scrape(registry, form) for form in (PLAIN, OPEN_METRICS)})
     events = Events(observer.state, stopping=stopping)
+    # An acknowledgement is read, changed and written again, so one at a time.
+    changing = asyncio.Lock()
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -100,7 +118,6 @@ def create_app(
     )
     app.add_middleware(Guard, token=settings.token.get_secret_value() if settings.token else None)
     install_problems(app)
-    registry = make_registry(lambda: _observation(observer.last()), proc=observer.places.proc)
 
     @app.head("/livez", include_in_schema=False)
     @app.get("/livez", responses=ALWAYS)
@@ -122,9 +139,9 @@ def create_app(
     async def readyz() -> Response:
         """200 only when traffic may come; else 503, Retry-After, and every condition that fails.
 
-        All must hold: the supervisor reports, the phase is ready, a canary completion succeeded in this
-        start, nothing has ended, and the engine's own /health answered 200 when it was last asked, which
-        is once a second. The answer never waits for the engine.
+        All must hold: there is a supervisor's record, its phase is ready, a canary completion succeeded
+        in this start, nothing has ended, and the engine's own /health answered 200 when it was last
+        asked, which is once a second. The answer never waits for the engine.
         """
         return await answers.get("readyz")
 
@@ -157,23 +174,25 @@ def create_app(
 
         It holds as long as the warning is about the same: another conversion is acknowledged anew.
         """
-        state, found = await _standing(observer, warning_id)
-        if not found.advice.acknowledgeable:
-            raise HTTPException(409, f"{warning_id} cannot be acknowledged; {found.advice.remedy}")
-        kept = state.acknowledgements.with_one(
-            warning_id, found.about, by=seen.by, note=seen.note or None, at=clock()
-        )
-        await _keep(settings, kept)
-        await observer.reread()
+        async with changing:
+            state, found = await _standing(observer, warning_id)
+            if not found.advice.acknowledgeable:
+                raise HTTPException(409, f"{warning_id} cannot be acknowledged; {found.advice.remedy}")
+            kept = state.acknowledgements.with_one(
+                warning_id, found.about, by=seen.by, note=seen.note or None, at=clock()
+            )
+            await _keep(settings, state, kept)
+            await observer.reread()
         acknowledged = kept.of(warning_id, found.about)
         return found.advice.model_copy(update={"acknowledged": acknowledged})
 
     @app.delete("/warnings/{warning_id}/acknowledgement", status_code=204, responses=FORGOTTEN)
     async def forget(warning_id: WarningId) -> None:
         """Take an acknowledgement back."""
-        state, found = await _standing(observer, warning_id)
-        await _keep(settings, state.acknowledgements.without(warning_id, found.about))
-        await observer.reread()
+        async with changing:
+            state, found = await _standing(observer, warning_id)
+            await _keep(settings, state, state.acknowledgements.without(warning_id, found.about))
+            await observer.reread()
 
     @app.get("/events", response_class=Response, responses=EVENTS)
     async def listen(last_event_id: Annotated[str | None, Header()] = None) -> Response:
@@ -194,13 +213,15 @@ def create_app(
     @app.get("/metrics", response_class=Response, responses=METRICS)
     async def metrics(request: Request) -> Response:
         """Prometheus metrics, as OpenMetrics when the scraper accepts it. Never waits for the engine."""
-        await observer.state()
-        body, content_type = await run_in_threadpool(exposition, registry, request.headers.get("accept", ""))
-        return Response(body, headers={"Content-Type": content_type})
+        return await answers.get(negotiated(request.headers.get("accept", "")).name)
 
     app.add_route("/", page)
     describe(app)
     return app
+
+
+def _scrape(registry: SidecarRegistry, form: Format) -> Callable[[State], Answer]:
+    return lambda _: Answer(200, exposition(registry, form), form.content_type)
 
 
 def _observation(state: State) -> Observation:
@@ -208,8 +229,8 @@ def _observation(state: State) -> Observation:
 
 
 async def _standing(observer: Observer, warning_id: str) -> tuple[State, Matter]:
-    """The present state and a warning that stands in it."""
-    state = await observer.state()
+    """The state as it is on disk now, and a warning that stands in it."""
+    state = await observer.reread()
     found = {one.advice.id: one for one in matters(state.journal, state.health, state.now)}
     if warning_id not in found:
         hint = nearest(warning_id, found) if found else "there is none at all"
@@ -217,7 +238,12 @@ async def _standing(observer: Observer, warning_id: str) -> tuple[State, Matter]
     return state, found[warning_id]
 
 
-async def _keep(settings: Settings, acknowledgements: Acknowledgements) -> None:
+async def _keep(settings: Settings, state: State, acknowledgements: Acknowledgements) -> None:
+    for fault in state.journal.faults:
+        if fault.file == ACKNOWLEDGEMENTS_FILE:
+            raise HTTPException(
+                503, f"{fault.file} {fault.why}; move it away, or what it holds would be lost"
+            )
     try:
         await run_in_threadpool(write_acknowledgements, settings.state_dir, acknowledgements)
     except OSError as error:

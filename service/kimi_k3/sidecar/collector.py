@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry, ProcessCollector
@@ -14,8 +15,9 @@ from prometheus_client.core import (
     InfoMetricFamily,
     StateSetMetricFamily,
 )
-from prometheus_client.exposition import choose_encoder
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from prometheus_client.metrics_core import Metric as Family
+from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
 
 from kimi_k3.journal.models import RankRecord
@@ -23,7 +25,26 @@ from kimi_k3.journal.reader import Journal
 from kimi_k3.sidecar.metrics import METRICS, Metric
 from kimi_k3.sidecar.samples import Observation, Sample, conversion_samples, distrusted_rank, present_samples
 
-Encoder = Callable[[CollectorRegistry], bytes]
+
+@dataclass(frozen=True)
+class Format:
+    """How a scrape is written: in one of few ways, for each is kept."""
+
+    name: str
+    encode: Callable[[CollectorRegistry], bytes]
+    content_type: str
+
+
+PLAIN = Format("metrics", generate_latest, CONTENT_TYPE_PLAIN_0_0_4)
+OPEN_METRICS = Format("openmetrics", openmetrics.generate_latest, openmetrics.CONTENT_TYPE_LATEST)
+
+
+def negotiated(accept: str) -> Format:
+    """OpenMetrics for who accepts it, by whatever version, else plain text."""
+    kinds = [one.partition(";")[0].strip().lower() for one in accept.split(",")]
+    return OPEN_METRICS if "application/openmetrics-text" in kinds else PLAIN
+
+
 END_MARK = b"# EOF\n"
 """What ends a scrape as OpenMetrics, once."""
 
@@ -91,18 +112,18 @@ class ConversionText:
         self._memo = ConversionMemo()
         self._written: tuple[list[Sample], dict[str, bytes]] = ([], {})
 
-    def of(self, journal: Journal, encode: Encoder, content_type: str) -> bytes:
-        """The text in the format of ``content_type``, without an end mark."""
+    def of(self, journal: Journal, form: Format) -> bytes:
+        """The text in a format, without an end mark."""
         samples = self._memo.of(journal)
         written, texts = self._written
         if written is not samples:
             texts = {}
             self._written = (samples, texts)
-        if content_type not in texts:
+        if form.name not in texts:
             families = CollectorRegistry(auto_describe=False)
             families.register(_Given(_families(samples)))
-            texts[content_type] = encode(families).removesuffix(END_MARK)
-        return texts[content_type]
+            texts[form.name] = form.encode(families).removesuffix(END_MARK)
+        return texts[form.name]
 
 
 class _Given(Collector):
@@ -136,13 +157,12 @@ def make_registry(observe: Callable[[], Observation], *, proc: Path) -> SidecarR
     return SidecarRegistry(observe, proc)
 
 
-def exposition(registry: SidecarRegistry, accept: str) -> tuple[bytes, str]:
-    """The scrape's body and content type: OpenMetrics when ``accept`` asks for it, else plain text."""
-    encode, content_type = choose_encoder(accept)
-    body = encode(registry)
+def exposition(registry: SidecarRegistry, form: Format) -> bytes:
+    """The scrape's body."""
+    body = form.encode(registry)
     if registry.journal.seen is not None:
-        body = registry.conversion.of(registry.journal.seen, encode, content_type) + body
-    return body, content_type
+        body = registry.conversion.of(registry.journal.seen, form) + body
+    return body
 
 
 def _families(samples: Iterable[Sample]) -> list[Family]:

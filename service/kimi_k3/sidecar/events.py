@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import secrets
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable
@@ -199,7 +200,8 @@ class Events:
 
     def _number(self, last_event_id: str | None) -> int | None:
         boot, _, number = (last_event_id or "").rpartition("-")
-        return int(number) if boot == self._boot and number.isascii() and number.isdigit() else None
+        known = boot == self._boot and re.fullmatch(r"[0-9]{1,18}", number)
+        return int(number) if known else None
 
 
 def _converted(state: State) -> dict[Hashable, str]:

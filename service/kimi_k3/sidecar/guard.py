@@ -8,6 +8,7 @@ import hmac
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from kimi_k3.sidecar.connection import MAX_HEAD_BYTES
 from kimi_k3.sidecar.problems import problem
 
 PROBES = ("/livez", "/startupz", "/readyz")
@@ -39,6 +40,10 @@ class Guard:
         """Pass the request on, or answer it."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
+            return
+        # The server refuses a head that goes on coming, but not one that came at once.
+        if sum(len(name) + len(value) for name, value in scope["headers"]) > MAX_HEAD_BYTES:
+            await problem(431, f"the headers are larger than {MAX_HEAD_BYTES} bytes")(scope, receive, send)
             return
         headers = dict(scope["headers"])
         if self._expected is not None and scope["path"] not in OPEN:

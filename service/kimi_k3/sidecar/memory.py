@@ -120,10 +120,23 @@ def _actual(record: RankRecord, supervisor: SupervisorRecord | None) -> ActualMe
     on_device = reading is not None and reading.kind == "device"
     used = reading.used_bytes if reading else None
     total = reading.total_bytes if reading else None
+    kv_cache = supervisor.kv_cache_bytes if supervisor else None
+    weights = _weights(record, used, nothing_else=kv_cache is None) if in_place and on_device else None
     return ActualMemory(
-        weights_bytes=used if in_place and on_device else None,
-        kv_cache_bytes=supervisor.kv_cache_bytes if supervisor else None,
+        weights_bytes=_weights(record, used, nothing_else=kv_cache is None)
+        if in_place and on_device
+        else None,
+        kv_cache_bytes=kv_cache,
         peak_bytes=reading.peak_bytes if reading else None,
         used_bytes=used,
         free_bytes=None if used is None or total is None else max(0, total - used),
     )
+
+
+def _weights(record: RankRecord, used: int | None, *, nothing_else: bool) -> int | None:
+    """What was allocated once all weights were in place: after the last conversion, or before anything else."""
+    measured = [one for one in record.conversions if one.memory_after is not None]
+    if measured:
+        last = max(measured, key=lambda one: one.ended_at).memory_after
+        return None if last is None else last.used_bytes
+    return used if nothing_else else None

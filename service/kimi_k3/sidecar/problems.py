@@ -10,7 +10,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from pydantic import Field
 from starlette.exceptions import HTTPException
-from starlette.routing import Match
+from starlette.routing import Match, Route
 
 from kimi_k3.errors import nearest
 from kimi_k3.sidecar.view import View
@@ -66,7 +66,7 @@ def _allowed(app: FastAPI, request: Request) -> str:
     methods = {
         method
         for route in app.routes
-        if isinstance(route, APIRoute) and route.matches(request.scope)[0] is not Match.NONE
-        for method in route.methods
+        if isinstance(route, Route) and route.matches(request.scope)[0] is not Match.NONE
+        for method in route.methods or ()
     }
     return ", ".join(sorted(methods))

@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-import time
 from typing import Any, TypeVar
 
 import httpx
@@ -12,8 +12,10 @@ from pydantic import ValidationError
 
 from kimi_k3 import __version__
 from kimi_k3.errors import ExitCode, OperatorError
+from kimi_k3.sidecar.readiness import Readiness
 from kimi_k3.sidecar.view import View
 from kimi_k3.watch.address import TOKEN_FILE
+from kimi_k3.words.text import printable
 
 ANSWER_SECONDS = 10.0
 """The longest that one answer may take, drop by drop or not; /readyz waits for the engine."""
@@ -39,11 +41,22 @@ class Sidecar:
         self.url = url
         headers = {"Accept": "application/json"} | ({"Authorization": f"Bearer {token}"} if token else {})
         # A redirect is not followed, and no proxy is asked: both would be given the token.
-        self._client = httpx.Client(headers=headers, timeout=ANSWER_SECONDS, trust_env=False)
+        self._client = httpx.AsyncClient(headers=headers, timeout=ANSWER_SECONDS, trust_env=False)
+        # httpx limits each wait for the next bytes; only a task can be given a limit as a whole.
+        self._loop = asyncio.new_event_loop()
 
     def close(self) -> None:
         """Close the connection."""
-        self._client.close()
+        self._loop.run_until_complete(self._client.aclose())
+        self._loop.close()
+
+    def readiness(self) -> Readiness:
+        """What ``/readyz`` answers; raises as :meth:`ask` does."""
+        status, answer = self._ask("/readyz", Readiness)
+        if answer.ready is not (status == 200):
+            said = "ready" if answer.ready else "not ready"
+            raise NotUnderstood(f"/readyz contradicts itself: HTTP {status}, and {said}")
+        return answer
 
     def ask(self, path: str, model: type[AnyView]) -> AnyView:
         """The answer at ``path``.
@@ -53,6 +66,9 @@ class Sidecar:
             NotUnderstood: the answer is not such a ``model``.
             OperatorError: the sidecar wants a token, or another one.
         """
+        return self._ask(path, model)[1]
+
+    def _ask(self, path: str, model: type[AnyView]) -> tuple[int, AnyView]:
         status, body = self._get(path)
         if status in (401, 403):
             raise OperatorError(
@@ -67,24 +83,36 @@ class Sidecar:
             document = json.loads(body)
         except (ValueError, RecursionError):
             raise NotUnderstood(f"{path} did not answer with JSON") from None
-        return understood(path, model, document)
+        return status, understood(path, model, document)
 
     def _get(self, path: str) -> tuple[int, bytes]:
-        end = time.monotonic() + ANSWER_SECONDS
-        body = bytearray()
         try:
-            with self._client.stream("GET", self.url + path) as response:
-                for part in response.iter_bytes():
-                    body += part
-                    if len(body) > MAX_ANSWER_BYTES:
-                        raise NotUnderstood(f"{path} answered with more than {MAX_ANSWER_BYTES} bytes")
-                    if time.monotonic() > end:
-                        raise NoAnswer(f"{path} took longer than {ANSWER_SECONDS:.0f} s")
-                return response.status_code, bytes(body)
-        except httpx.TimeoutException:
+            return self._loop.run_until_complete(asyncio.wait_for(self._fetch(path), ANSWER_SECONDS))
+        except (httpx.TimeoutException, TimeoutError):
             raise NoAnswer(f"{path} took longer than {ANSWER_SECONDS:.0f} s") from None
         except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
-            raise NoAnswer(printable(str(error) or type(error).__name__)) from None
+            raise NoAnswer(printable(_reason(error))) from None
+
+    async def _fetch(self, path: str) -> tuple[int, bytes]:
+        body = bytearray()
+        async with self._client.stream("GET", self.url + path) as response:
+            async for part in response.aiter_bytes():
+                body += part
+                if len(body) > MAX_ANSWER_BYTES:
+                    raise NotUnderstood(f"{path} answered with more than {MAX_ANSWER_BYTES} bytes")
+            return response.status_code, bytes(body)
+
+
+def _reason(error: BaseException) -> str:
+    """What the system said, which httpx's transport wraps in words of its own."""
+    found: BaseException | None = error
+    while found is not None:
+        if isinstance(found, BaseExceptionGroup):
+            found = found.exceptions[0]
+        if isinstance(found, OSError) and found.strerror and found.errno:
+            return found.strerror
+        found = found.__cause__ or found.__context__
+    return str(error) or type(error).__name__
 
 
 def understood(path: str, model: type[AnyView], document: Any) -> AnyView:
@@ -93,7 +121,10 @@ def understood(path: str, model: type[AnyView], document: Any) -> AnyView:
     Raises:
         NotUnderstood: something that this version needs is missing or another.
     """
-    cleaned = _cleaned(document)
+    try:
+        cleaned = _cleaned(document)
+    except RecursionError:
+        raise NotUnderstood(f"{path} is nested too deeply") from None
     try:
         return model.model_validate(cleaned)
     except ValidationError as error:
@@ -108,11 +139,6 @@ def understood(path: str, model: type[AnyView], document: Any) -> AnyView:
         raise NotUnderstood(
             printable(f"{path} is not as version {__version__} knows it: {where}: {first['msg']}")
         ) from None
-
-
-def printable(text: str) -> str:
-    """One line that no terminal takes for a command: what is not printable is written as an escape."""
-    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode("ascii") for one in text)
 
 
 def _cleaned(value: Any) -> Any:

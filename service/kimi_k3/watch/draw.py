@@ -84,6 +84,7 @@ def _served(status: Status) -> str:
 def _body(picture: Picture, now: float) -> Iterator[RenderableType]:
     old = "" if picture.detailed is None else _age(now - picture.detailed)
     yield from (Text(f"- {reason.message}") for reason in told_reasons(picture))
+    yield from _explanation(picture.status)
     if picture.warnings is not None:
         yield from _warnings(picture.warnings)
     if picture.startup is not None:
@@ -94,6 +95,18 @@ def _body(picture: Picture, now: float) -> Iterator[RenderableType]:
         yield from _conversion(picture.conversion, old)
     if picture.memory is not None:
         yield from _machine(picture.memory)
+
+
+def _explanation(status: Status | None) -> Iterator[Text]:
+    """What the diagnosis makes of the end, with the engine's own line."""
+    ending = status.deployment.ending if status is not None and status.deployment is not None else None
+    if ending is None or ending.explanation is None:
+        return
+    known = ending.explanation
+    yield Text(f"  {known.name}: {known.cause}. To do: {known.remedy}")
+    if known.text is not None:
+        where = "" if known.line is None else f"line {known.line}: "
+        yield Text(f"  engine.log, {where}{known.text}", style="dim")
 
 
 def told_reasons(picture: Picture) -> list[Reason]:
@@ -108,13 +121,17 @@ def _age(seconds: float) -> str:
 
 
 def _warnings(warnings: Warnings) -> Iterator[Text]:
-    ordered = sorted(warnings.warnings, key=lambda one: one.severity is not Severity.CRITICAL)
+    ordered = sorted(
+        warnings.warnings,
+        key=lambda one: (one.severity is not Severity.CRITICAL, one.acknowledged is not None),
+    )
     for one in ordered:
         style = "bold red" if one.severity is Severity.CRITICAL else "yellow"
-        line = Text(f"! {one.severity} {one.code}: ", style=style)
+        line = Text(f"! {one.severity} {one.id}: ", style=style)
         line.append(f"{one.message} To do: {one.remedy}")
         if one.acknowledged is not None:
-            line.append(f" Acknowledged by {one.acknowledged.by}.", style="dim")
+            note = f": {one.acknowledged.note}" if one.acknowledged.note else "."
+            line.append(f" Acknowledged by {one.acknowledged.by}{note}", style="dim")
         yield line
 
 
@@ -188,7 +205,7 @@ def _conversion(conversion: Conversion, old: str) -> Iterator[RenderableType]:
     yield Text(f"Conversion{old}: {progress.done} of {progress.expected} {bar(progress.fraction)}{rule}")
     if total.groups is None:
         return
-    exact = UNKNOWN if total.lossless_ratio is None else f"{total.lossless_ratio:.1%}"
+    exact = UNKNOWN if total.lossless_ratio is None else percent(total.lossless_ratio)
     yield Text(f"  relative error {figure(total.relative_mse)}, {exact} of the groups exact; worst layers:")
     table = _table(
         Column("  layer", justify="right"),
@@ -203,7 +220,7 @@ def _conversion(conversion: Conversion, old: str) -> Iterator[RenderableType]:
             f"{layer.layer} {layer.projection}",
             figure(layer.relative_mse),
             figure(layer.max_error),
-            UNKNOWN if layer.lossless_ratio is None else f"{layer.lossless_ratio:.1%}",
+            UNKNOWN if layer.lossless_ratio is None else percent(layer.lossless_ratio),
             ranks,
         )
     yield table
@@ -233,8 +250,12 @@ def bar(fraction: float | None) -> str:
         return UNKNOWN
     share = min(max(fraction, 0.0), 1.0)
     full = int(share * BAR_CELLS)
-    # 100 % is all of it, and not almost all.
-    return f"{'#' * full}{'.' * (BAR_CELLS - full)} {int(share * 100):3d} %"
+    return f"{'#' * full}{'.' * (BAR_CELLS - full)} {percent(share):>5}"
+
+
+def percent(share: float) -> str:
+    """As the page shows it; 100 % is all of it, and not almost all."""
+    return f"{int(share * 100)} %"
 
 
 def duration(seconds: float | None) -> str:

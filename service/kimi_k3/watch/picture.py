@@ -90,7 +90,7 @@ def look(sidecar: Sidecar, before: Picture, clock: Callable[[], float]) -> Pictu
         OperatorError: it wants a token.
     """
     try:
-        readiness = sidecar.ask("/readyz", Readiness)
+        readiness = sidecar.readiness()
     except NoAnswer as silence:
         return replace(before, error=str(silence))
     except NotUnderstood as riddle:

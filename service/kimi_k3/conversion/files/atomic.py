@@ -9,8 +9,8 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
-from kimi_k3.checkpoint.messages import printable
 from kimi_k3.errors import ExitCode, OperatorError
+from kimi_k3.words.text import printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
-from kimi_k3.checkpoint.messages import printable
 from kimi_k3.conversion.candidates import GROUP_SIZE, Rule, rule_of
 from kimi_k3.conversion.files.atomic import replacing, require_place
 from kimi_k3.conversion.files.models import Device, FileReport, LossFigures
@@ -20,6 +19,7 @@ from kimi_k3.conversion.loss import Tally, total
 from kimi_k3.conversion.nonfinite import NonFiniteGroupError
 from kimi_k3.errors import ExitCode, OperatorError
 from kimi_k3.files import open_regular
+from kimi_k3.words.text import printable
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Final
 
 from pydantic import ValidationError
 
-from kimi_k3.checkpoint.messages import printable
 from kimi_k3.conversion.files.atomic import not_written
 from kimi_k3.conversion.files.models import ProgressHeader, ProgressLine, ProjectionReport
 from kimi_k3.errors import ExitCode, OperatorError
 from kimi_k3.words.given import given_path
+from kimi_k3.words.text import printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable

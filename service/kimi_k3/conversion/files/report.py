@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kimi_k3.checkpoint import read_config, require_servable
-from kimi_k3.checkpoint.messages import bad_checkpoint, printable
+from kimi_k3.checkpoint.messages import bad_checkpoint
 from kimi_k3.conversion.candidates import rule_of
 from kimi_k3.conversion.files.atomic import replacing, require_place
 from kimi_k3.conversion.files.expert_files import ExpertFiles
@@ -27,6 +27,7 @@ from kimi_k3.conversion.files.progress import ProgressFile, progress_path
 from kimi_k3.conversion.files.view import print_report, ranges, watching
 from kimi_k3.conversion.nonfinite import NonFiniteGroupError
 from kimi_k3.errors import ExitCode, OperatorError
+from kimi_k3.words.text import printable
 from kimi_k3.words.weights import Int4Layout, Projection
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn, 
 from rich.table import Table
 from rich.text import Text
 
-from kimi_k3.checkpoint.messages import printable
 from kimi_k3.checkpoint.view import GIB, MIB, size
+from kimi_k3.words.text import printable
 from kimi_k3.words.weights import ScaleRule
 
 if TYPE_CHECKING:

@@ -57,7 +57,7 @@ function warningView(state, warning, id, wall, name) {
     h("h3", { id: title },
       h("span", { class: `badge ${warning.severity}` }, SEVERITY[warning.severity] ?? warning.severity), " ", warning.message),
     remedyView(warning.remedy),
-    h("p", { class: "quiet" }, h("code", {}, warning.code),
+    h("p", { class: "quiet" }, h("code", {}, id),
       warning.since ? [", for ", lasting(state, warning.since, wall)] : ", since an unknown time", "."),
     acknowledged && h("p", { class: "by" }, "Acknowledged by ", h("strong", {}, acknowledged.by), " ", moment(state, acknowledged.at, wall),
       acknowledged.note ? [": ", h("q", {}, acknowledged.note)] : ""),
