@@ -123,9 +123,7 @@ def _actual(record: RankRecord, supervisor: SupervisorRecord | None) -> ActualMe
     kv_cache = supervisor.kv_cache_bytes if supervisor else None
     weights = _weights(record, used, nothing_else=kv_cache is None) if in_place and on_device else None
     return ActualMemory(
-        weights_bytes=_weights(record, used, nothing_else=kv_cache is None)
-        if in_place and on_device
-        else None,
+        weights_bytes=weights,
         kv_cache_bytes=kv_cache,
         peak_bytes=reading.peak_bytes if reading else None,
         used_bytes=used,
@@ -134,7 +132,7 @@ def _actual(record: RankRecord, supervisor: SupervisorRecord | None) -> ActualMe
 
 
 def _weights(record: RankRecord, used: int | None, *, nothing_else: bool) -> int | None:
-    """What was allocated once all weights were in place: after the last conversion, or before anything else."""
+    """What was allocated once all weights were in place: after the last conversion, or before all else."""
     measured = [one for one in record.conversions if one.memory_after is not None]
     if measured:
         last = max(measured, key=lambda one: one.ended_at).memory_after

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from typing import Any, TypeVar
 
 import httpx
@@ -109,8 +110,8 @@ def _reason(error: BaseException) -> str:
     while found is not None:
         if isinstance(found, BaseExceptionGroup):
             found = found.exceptions[0]
-        if isinstance(found, OSError) and found.strerror and found.errno:
-            return found.strerror
+        if isinstance(found, OSError) and found.errno:
+            return os.strerror(found.errno)
         found = found.__cause__ or found.__context__
     return str(error) or type(error).__name__
 
