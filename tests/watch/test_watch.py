@@ -243,6 +243,9 @@ def test_a_terminal(tmp_path: Path, engine: FakeEngine, no_color: bool) -> None:
     """Live in 80 columns, without colours where the operator wants none; Ctrl-C leaves the cursor visible."""
     write_phase(tmp_path, Phase.READY, engine)
     surroundings = os.environ | {"TERM": "xterm-256color"} | ({"NO_COLOR": "1"} if no_color else {})
+    # The size is the terminal's own; a parallel test run sets these for its workers.
+    for name in ("COLUMNS", "LINES"):
+        surroundings.pop(name, None)
     master, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 60, 80, 0, 0))
     with serving(app(tmp_path)) as url:
