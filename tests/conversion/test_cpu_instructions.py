@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 def _one(codes: Any, target: Any, scales: Any, rows: Any, largest: Any, group: int, where: Any) -> None:
     (option, _), (octet, _) = where
-    cpu_instructions.rewrite(codes, target, scales, rows, largest, group, 16 * group, option, octet)
+    cpu_instructions.rewrite(codes, target, scales, rows, largest, group, option, octet)
 
 
 def _two(codes: Any, target: Any, scales: Any, rows: Any, largest: Any, group: int, where: Any) -> None:
     options, octets = where
-    cpu_instructions.rewrite_two(codes, target, scales, rows, largest, group, 16 * group, options, octets)
+    cpu_instructions.rewrite_two(codes, target, scales, rows, largest, group, options, octets)
 
 
 @pytest.fixture(scope="module", params=["instructions of this machine", "no such instructions"])

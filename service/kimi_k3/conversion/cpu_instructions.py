@@ -12,7 +12,6 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from kimi_k3.conversion.candidates import GROUP_SIZE
-from kimi_k3.conversion.layout import STRIP_ROWS
 
 if TYPE_CHECKING:
     pass
@@ -46,41 +45,14 @@ power_of_two = intrinsic(_generate_power_of_two)
 
 
 def _part(builder: Any, vector: Any, first: int, count: int) -> Any:
-    return _chosen(builder, vector, vector, list(range(first, first + count)))
+    places = ir.Constant(ir.VectorType(ir.IntType(32), count), list(range(first, first + count)))
+    return builder.shuffle_vector(vector, vector, places)
 
 
 def _joined(builder: Any, first: Any, second: Any) -> Any:
-    return _chosen(builder, first, second, list(range(2 * first.type.count)))
-
-
-def _interleaved(builder: Any, low: Any, high: Any) -> tuple[Any, Any]:
-    """Of the bytes' low and high levels, those that AITER's layout has in low nibbles, and in high ones.
-
-    Of the eight nibbles of a word, its low and high ones in turn, the first four go to the low halves of its
-    bytes, the last four to the high ones (:func:`layout.arrange_levels`).
-    """
-    count = low.type.count
-    words = ir.VectorType(ir.IntType(32), count // 4)
-
-    def in_turn(begin: int) -> Any:
-        """Of half of each 16 bytes, low and high levels: two words of each four."""
-        firsts = [lane + begin + place for lane in range(0, count, _HALF) for place in range(_HALF // 2)]
-        return _chosen(builder, low, high, [place for first in firsts for place in (first, count + first)])
-
-    halves = [builder.bitcast(in_turn(begin), words) for begin in (0, _HALF // 2)]
-
-    def every_second(begin: int) -> Any:
-        firsts = [lane + other + begin for lane in range(0, words.count, 4) for other in (0, words.count)]
-        places = [place for first in firsts for place in (first, first + 2)]
-        return builder.bitcast(_chosen(builder, halves[0], halves[1], places), low.type)
-
-    return every_second(0), every_second(1)
-
-
-def _chosen(builder: Any, first: Any, second: Any, places: list[int]) -> Any:
-    """The elements at these places of the two vectors behind each other."""
-    kind = ir.VectorType(ir.IntType(32), len(places))
-    return builder.shuffle_vector(first, second, ir.Constant(kind, places))
+    count = 2 * first.type.count
+    places = ir.Constant(ir.VectorType(ir.IntType(32), count), list(range(count)))
+    return builder.shuffle_vector(first, second, places)
 
 
 def _look_up(context: Any, builder: Any, table: Any, indices: Any) -> Any:
@@ -105,8 +77,8 @@ def _look_up(context: Any, builder: Any, table: Any, indices: Any) -> Any:
     return found
 
 
-def _rewriting(groups: int, *, strips: bool = False) -> Any:
-    """The instruction for one group, or for two neighbours; to write them whole or into strips."""
+def _rewriting(groups: int) -> Any:
+    """The instruction for one group, or for two neighbours."""
     codes_type = _bytes(_HALF * groups)
     pairs_type = ir.VectorType(ir.IntType(16), _HALF * groups // 2)
 
@@ -115,9 +87,9 @@ def _rewriting(groups: int, *, strips: bool = False) -> Any:
             context.make_array(kind)(context, builder, value).data
             for kind, value in zip(signature.args[:5], arguments[:5], strict=True)
         )
-        group, target_place = arguments[5:7]
+        group = arguments[5]
         options, octets = (
-            [value] if groups == 1 else cgutils.unpack_tuple(builder, value) for value in arguments[7:]
+            [value] if groups == 1 else cgutils.unpack_tuple(builder, value) for value in arguments[6:]
         )
 
         def load(pointer: Any, index: Any, size: Any) -> Any:
@@ -148,19 +120,10 @@ def _rewriting(groups: int, *, strips: bool = False) -> Any:
         codes = load(source, times(group, _HALF), codes_type)
         low = builder.and_(codes, codes_type([15] * codes_type.count))
         high = builder.lshr(codes, codes_type([4] * codes_type.count))
-        levels = look_up(0, low), look_up(0, high)
-        if strips:
-            levels = _interleaved(builder, *levels)
         # Levels have four bits, so in a shift of pairs of bytes none leaves its byte.
-        upper = builder.shl(builder.bitcast(levels[1], pairs_type), pairs_type([4] * pairs_type.count))
-        written = builder.or_(levels[0], builder.bitcast(upper, codes_type))
-        if strips:
-            halves = builder.bitcast(written, ir.VectorType(ir.IntType(64), 2 * groups))
-            for number in range(2 * groups):
-                half = builder.extract_element(halves, ir.IntType(32)(number))
-                store(half, target, builder.add(target_place, target_place.type(number * HALF_STRIDE)))
-        else:
-            store(written, target, target_place)
+        upper = builder.bitcast(look_up(0, high), pairs_type)
+        upper = builder.bitcast(builder.shl(upper, pairs_type([4] * pairs_type.count)), codes_type)
+        store(builder.or_(look_up(0, low), upper), target, times(group, _HALF))
         ranks = larger(look_up(_HALF, low), look_up(_HALF, high))
         for number, octet in enumerate(octets):
             place = builder.add(times(octet, 2 * _HALF), octet.type(number * _HALF))
@@ -178,21 +141,16 @@ def _rewriting(groups: int, *, strips: bool = False) -> Any:
         rows: Any,
         largest: Any,
         group: Any,
-        place: Any,
         option: Any,
         octet: Any,
     ) -> Any:
-        arrays = (source, target, scales, rows, largest)
-        return types.void(*arrays, types.int64, types.int64, index, index), generate
+        return types.void(source, target, scales, rows, largest, types.int64, index, index), generate
 
     return intrinsic(typed)
 
 
 ROW_BYTES = 2 * _HALF + 2 * 256
 """Of an option: by code, levels and ranks; by octet, the scale's bits in two bytes each."""
-
-HALF_STRIDE = _HALF // 2 * STRIP_ROWS
-"""Bytes from one half of a group to the next in a strip of AITER's layout, where rows follow each other."""
 
 rewrite, rewrite_two = _rewriting(1), _rewriting(2)
 """Replace a group's nibbles by its option's levels, write its scale, and note the ranks that its codes have.
@@ -204,10 +162,6 @@ Args:
     rows: ``[options, ROW_BYTES]`` uint8; the levels are less than 16.
     largest: ``[octets, 32]`` uint8: the largest ranks so far, in any order.
     group: which one; of two, the first.
-    place: of its levels in ``target``, in bytes.
     option: the row of ``rows``; for two, a pair.
     octet: the row of ``largest``, and the place of the scale; for two, a pair.
 """
-
-rewrite_two_in_strip = _rewriting(2, strips=True)
-"""The same in AITER's layout: each word's nibbles interleaved, and the four halves ``HALF_STRIDE`` apart."""

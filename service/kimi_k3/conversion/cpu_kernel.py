@@ -31,13 +31,7 @@ from kimi_k3.conversion.candidates import (
     ZERO_SCALE_BITS,
 )
 from kimi_k3.conversion.cpu_choice import LANES, choice
-from kimi_k3.conversion.cpu_instructions import (
-    HALF_STRIDE,
-    power_of_two,
-    rewrite,
-    rewrite_two,
-    rewrite_two_in_strip,
-)
+from kimi_k3.conversion.cpu_instructions import power_of_two, rewrite, rewrite_two
 from kimi_k3.conversion.layout import STRIP_ROWS
 
 if TYPE_CHECKING:
@@ -184,21 +178,6 @@ def parts_kernel(rule: Rule) -> Callable[..., None]:
 
     @_compiled
     def write(
-        codes: Octets, octets: Octets, keys: Any, target: Octets, scales: Any, rows: Octets, largest: Octets
-    ) -> None:
-        """Levels and scales of groups, in the plain layout; and their errors' ranks."""
-        pairs = len(keys) // 2
-        for pair in range(pairs):
-            i = 2 * pair
-            option = np.int64(keys[i] & option_mask), np.int64(keys[i + 1] & option_mask)
-            octet = np.int64(octets[i]), np.int64(octets[i + 1])
-            rewrite_two(codes, target, scales, rows, largest, i, _GROUP_BYTES * i, option, octet)
-        for i in range(2 * pairs, len(keys)):
-            option_of_one, octet_of_one = np.int64(keys[i] & option_mask), np.int64(octets[i])
-            rewrite(codes, target, scales, rows, largest, i, _GROUP_BYTES * i, option_of_one, octet_of_one)
-
-    @_compiled
-    def write_strips(
         codes: Octets,
         octets: Octets,
         keys: Any,
@@ -206,28 +185,25 @@ def parts_kernel(rule: Rule) -> Callable[..., None]:
         scales: Any,
         rows: Octets,
         largest: Octets,
-        groups: int,
+        sums: Floats,
     ) -> None:
-        """The same in AITER's layout, whose rows have an even number of groups."""
-        for row in range(len(keys) // groups):
-            start = _strip_place(row, groups)
-            for group in range(0, groups, 2):
-                i = row * groups + group
-                option = np.int64(keys[i] & option_mask), np.int64(keys[i + 1] & option_mask)
-                octet = np.int64(octets[i]), np.int64(octets[i + 1])
-                place = start + 2 * HALF_STRIDE * group
-                rewrite_two_in_strip(codes, target, scales, rows, largest, i, place, option, octet)
-
-    @_compiled
-    def largest_error(largest: Octets) -> float:
-        """Of each octet first, for there ranks compare errors; leaves ``largest`` empty."""
+        """Levels and scales; and the largest error, of each octet first, for there ranks compare errors."""
+        pairs = len(keys) // 2
+        for pair in range(pairs):
+            i = 2 * pair
+            octet, option = np.int64(octets[i]), np.int64(keys[i] & option_mask)
+            next_octet, next_option = np.int64(octets[i + 1]), np.int64(keys[i + 1] & option_mask)
+            rewrite_two(codes, target, scales, rows, largest, i, (option, next_option), (octet, next_octet))
+        for i in range(2 * pairs, len(keys)):
+            octet, option = np.int64(octets[i]), np.int64(keys[i] & option_mask)
+            rewrite(codes, target, scales, rows, largest, i, option, octet)
         most = 0.0
         seen = largest.view(np.uint64)
         for byte in range(len(seen)):
             if seen[byte, 0] | seen[byte, 1] | seen[byte, 2] | seen[byte, 3]:
                 most = max(most, ranked[largest[byte].max()] * power_of_two(byte - E8M0_BIAS))
                 seen[byte] = 0
-        return most
+        sums[MAX_ERROR] = most
 
     @_compiled
     def sum_up(octets: Octets, keys: Any, fourfold: Words, counts: Any, sums: Floats) -> None:
@@ -264,7 +240,7 @@ def parts_kernel(rule: Rule) -> Callable[..., None]:
         keys = np.empty(most, key_type)
         fourfold = np.empty(most, np.uint32)
         largest = np.zeros((256, 2 * _GROUP_BYTES), np.uint8)
-        codes = np.empty(_GROUP_BYTES * most, np.uint8)
+        plain = np.empty(_GROUP_BYTES * most, np.uint8)
         plain_scales = np.empty(most, np.uint16)
         sorted_scales = np.empty((groups // 2, part_rows), np.uint32)
         # LLVM addresses a constant anew, in a register, for every place in it that is looked at.
@@ -278,6 +254,7 @@ def parts_kernel(rule: Rule) -> Callable[..., None]:
             stop = start + size
             source, octets = packed[_GROUP_BYTES * start : _GROUP_BYTES * stop], e8m0[start:stop]
             target = out[_GROUP_BYTES * start : _GROUP_BYTES * stop]
+            level, scale = (plain, plain_scales) if aiter else (target, scales[start:stop])
             key, energy, count, total = keys[:size], fourfold[:size], counts[part], sums[part]
             choose(source.view(np.uint32), key, energy)
             if not are_ordinary(octets, energy):
@@ -285,25 +262,36 @@ def parts_kernel(rule: Rule) -> Callable[..., None]:
                     if not (first_ordinary <= octets[i] <= last_ordinary and energy[i]):
                         group = source[_GROUP_BYTES * i : _GROUP_BYTES * (i + 1)]
                         settle(i, octets[i], group, key, energy, count, total)
-            if aiter:
-                # In place, a strip's rows are written before all of them are read.
-                codes[: len(source)] = source
-                write_strips(codes, octets, key, target, plain_scales, table, largest, groups)
-                matrix = scales[expert * rows * groups : (expert + 1) * rows * groups].view(np.uint32)
-                pairs = plain_scales[:size].view(np.uint32).reshape(size // groups, groups // 2)
-                _scatter_scales(pairs, sorted_scales, row, matrix.reshape(groups // 2, rows))
-            else:
-                write(source, octets, key, target, scales[start:stop], table, largest)
-            total[MAX_ERROR] = largest_error(largest)
+            write(source, octets, key, level, scale, table, largest, total)
             sum_up(octets, key, energy, count, total)
+            if aiter:
+                _scatter_words(level[: _GROUP_BYTES * size].view(np.uint64), groups, target.view(np.uint64))
+                matrix = scales[expert * rows * groups : (expert + 1) * rows * groups].view(np.uint32)
+                pairs = scale[:size].view(np.uint32).reshape(size // groups, groups // 2)
+                _scatter_scales(pairs, sorted_scales, row, matrix.reshape(groups // 2, rows))
 
     return convert_parts
 
 
 @_compiled
-def _strip_place(row: int, groups: int) -> int:
-    """Where a part's row begins in AITER's layout, in bytes."""
-    return row // STRIP_ROWS * STRIP_ROWS * groups * _GROUP_BYTES + row % STRIP_ROWS * (_GROUP_BYTES // 2)
+def _scatter_words(pairs: Pairs, groups: int, out: Pairs) -> None:
+    """Interleave the nibbles of each word, by two exchanges, then the rows of each strip."""
+    outer, inner = np.uint64(0x0000FF000000FF00), np.uint64(0x00F000F000F000F0)
+    eight, four = np.uint64(8), np.uint64(4)
+    for i in range(len(pairs)):
+        pair = pairs[i]
+        changed = (pair ^ (pair >> eight)) & outer
+        pair ^= changed ^ (changed << eight)
+        changed = (pair ^ (pair >> four)) & inner
+        pairs[i] = pair ^ changed ^ (changed << four)
+    strips = len(pairs) // (STRIP_ROWS * groups * 2)
+    source = pairs.reshape(strips, STRIP_ROWS, groups, 2)
+    target = out.reshape(strips, groups, 2, STRIP_ROWS)
+    for strip in range(strips):
+        for group in range(groups):
+            for row in range(STRIP_ROWS):
+                target[strip, group, 0, row] = source[strip, row, group, 0]
+                target[strip, group, 1, row] = source[strip, row, group, 1]
 
 
 @_compiled
