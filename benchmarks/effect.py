@@ -19,8 +19,10 @@ import statistics
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -51,15 +53,10 @@ class Pair:
 
 
 @contextlib.contextmanager
-def clients(deployment: Deployment) -> Iterator[None]:
-    """A constant number of completions under way until the block ends."""
+def at_once(works: list[Callable[[threading.Event], None]]) -> Iterator[None]:
+    """Each in a thread of its own, which is to end soon after the event is set, at the block's end."""
     done = threading.Event()
-
-    def ask() -> None:
-        while not done.is_set():
-            deployment.complete(PROMPT, TOKENS)
-
-    threads = [threading.Thread(target=ask) for _ in range(CLIENTS)]
+    threads = [threading.Thread(target=work, args=(done,)) for work in works]
     for thread in threads:
         thread.start()
     try:
@@ -70,32 +67,32 @@ def clients(deployment: Deployment) -> Iterator[None]:
             thread.join()
 
 
-@contextlib.contextmanager
-def watched(url: str) -> Iterator[None]:
-    """Probes, a scrape and one page, until the block ends."""
-    done = threading.Event()
+def clients(deployment: Deployment) -> AbstractContextManager[None]:
+    """A constant number of completions under way until the block ends."""
 
-    def ask(path: str, every: float) -> None:
+    def ask(done: threading.Event) -> None:
+        while not done.is_set():
+            deployment.complete(PROMPT, TOKENS)
+
+    return at_once([ask] * CLIENTS)
+
+
+def watched(url: str) -> AbstractContextManager[None]:
+    """Probes, a scrape and one page, until the block ends."""
+
+    def ask(path: str, every: float, done: threading.Event) -> None:
         while not done.is_set():
             httpx.get(url + path, timeout=10)
             done.wait(every)
 
-    def listen() -> None:
+    def listen(done: threading.Event) -> None:
+        # Something comes at least every 15 s.
         with httpx.stream("GET", url + "/events", timeout=30) as stream:
             for _ in stream.iter_bytes():
                 if done.is_set():
                     return
 
-    threads = [threading.Thread(target=ask, args=one) for one in WATCHED_EVERY_SECONDS.items()]
-    threads.append(threading.Thread(target=listen, daemon=True))
-    for thread in threads:
-        thread.start()
-    try:
-        yield
-    finally:
-        done.set()
-        for thread in threads[:-1]:
-            thread.join()
+    return at_once([partial(ask, path, every) for path, every in WATCHED_EVERY_SECONDS.items()] + [listen])
 
 
 def tokens(engine_url: str) -> float:
