@@ -118,7 +118,7 @@ class Received:
 @contextmanager
 def listening(url: str, last: str | None = None) -> Iterator[Iterator[Received]]:
     """The events of a stream."""
-    headers = {} if last is None else {"Last-Event-ID": last}
+    headers = {} if last is None else {b"Last-Event-ID": last.encode("latin-1")}
     with httpx.stream("GET", url + "/events", headers=headers, trust_env=False, timeout=10) as answer:
         assert answer.headers["content-type"].startswith("text/event-stream")
         yield _events(answer.iter_lines())
