@@ -23,7 +23,7 @@ import time
 import urllib.error
 import urllib.request
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Awaitable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -91,9 +91,9 @@ class Connection:
         reused = self._streams is not None
         try:
             return await self._ask(path)
-        except asyncio.IncompleteReadError as error:
+        except (asyncio.IncompleteReadError, ConnectionResetError) as error:
             # A server may end a connection that was idle just as it is used again; every client asks anew.
-            if not reused or error.partial:
+            if not reused or (isinstance(error, asyncio.IncompleteReadError) and error.partial):
                 raise
             return await self._ask(path)
 
@@ -187,6 +187,19 @@ async def listen(port: int, events: Counter[str], end: float) -> None:
         events[type(error).__name__] += 1
 
 
+async def watched(
+    loading: Awaitable[tuple[list[Result], Counter[str] | None]], process: psutil.Process, seconds: float
+) -> tuple[list[Result], Counter[str] | None, int]:
+    """What came of the load, and the process's resident bytes when a third of it was over."""
+
+    async def resident() -> int:
+        await asyncio.sleep(seconds / 3)
+        return int(process.memory_info().rss)
+
+    (results, events), warm = await asyncio.gather(loading, resident())
+    return results, events, warm
+
+
 async def put_load(port: int, load: Load) -> tuple[list[Result], Counter[str] | None]:
     """All of the load at once; the events are ``None`` where there are none."""
     events: Counter[str] | None = Counter() if has_events(port) and load.streams else None
@@ -276,7 +289,7 @@ def measure(phase: str, load: Load, cores: list[int]) -> None:
         idle = (cpu_seconds(sidecar) - before) / load.idle_seconds
         before, waited = cpu_seconds(sidecar), waited_seconds(sidecar)
         began = time.monotonic()
-        results, events = asyncio.run(put_load(port, load))
+        results, events, warm = asyncio.run(watched(put_load(port, load), sidecar, load.seconds))
         busy = (cpu_seconds(sidecar) - before) / (time.monotonic() - began)
         waited = waited_seconds(sidecar) - waited
         end = sidecar.memory_info().rss
@@ -293,7 +306,8 @@ def measure(phase: str, load: Load, cores: list[int]) -> None:
     late = sorted(moment for one in results for moment in one.late)
     print(
         f"Sidecar: {idle:.1%} of a core without a client ({load.idle_seconds:g} s), {busy:.0%} under load; "
-        f"resident {resident / 1e6:.0f} MB before, {end / 1e6:.0f} MB after; {threads} threads.\n"
+        f"resident {resident / 1e6:.1f} MB before, {warm / 1e6:.1f} MB after a third of it, "
+        f"{end / 1e6:.1f} MB after; {threads} threads.\n"
         f"Ready to run but kept waiting by others on its core (or its own threads): {waited:.1f} s.\n"
         f"The clients themselves were late by {1000 * statistics.median(late):.1f} ms in the middle, "
         f"{1000 * percentile(late, 0.99):.1f} ms at p99.",

@@ -32,6 +32,9 @@ LOOK_SECONDS = 0.25
 KEEP_ALIVE_SECONDS = 15.0
 """A comment at least so often, or proxies take the stream for dead."""
 
+ADMIT_SECONDS = 0.005
+"""Between two new listeners: a hundred that come back at once would hold up the probes otherwise."""
+
 RETRY_MILLISECONDS = 2000
 MEMORY_STEP_BYTES = 64 << 20
 """A change of memory that is worth an event."""
@@ -144,6 +147,7 @@ class Events:
         self._stopping = stopping
         self._boot = secrets.token_hex(4)
         self._log = Log()
+        self._admitting = asyncio.Lock()
         self._looking = asyncio.Lock()
         self._looked_at = float("-inf")
         self._snapshot: tuple[State, list[Event]] | None = None
@@ -154,6 +158,8 @@ class Events:
         """What a listener gets, until it goes or the server ends."""
         self.listeners += 1
         try:
+            async with self._admitting:
+                await asyncio.sleep(ADMIT_SECONDS)
             yield format_sse_event(retry=RETRY_MILLISECONDS)
             number = self._number(last_event_id)
             loop = asyncio.get_running_loop()
