@@ -123,7 +123,8 @@ def play(
         assert isinstance(record, SupervisorRecord)
         if position >= end and then is not Then.KEEP:
             _finish(directory, record, then)
-            entered(Phase.STOPPED if then is Then.STOP else Phase.FAILED)
+            if then is not Then.STALE:
+                entered(Phase.STOPPED if then is Then.STOP else Phase.FAILED)
             stop.wait()
             return
         write_record(directory, SUPERVISOR_FILE, record)

@@ -231,6 +231,13 @@ def test_acknowledgement_refused(
     assert said in answer.json()["detail"]
 
 
+def test_acknowledgement_that_is_no_json(client: TestClient) -> None:
+    """curl without a header sends a form, and whoever types it wants to know what to add."""
+    answer = client.post("/warnings/supervisor-missing/acknowledgement", data={"by": "Ada"})
+    assert answer.status_code == 422
+    assert "'Content-Type: application/json'" in answer.json()["detail"]
+
+
 def test_acknowledgement_that_cannot_be_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A full disk loses nothing silently."""
     write(tmp_path, lossy())

@@ -91,6 +91,22 @@ def test_large_head_at_once(url: str) -> None:
     assert answer.status_code in (400, 431)
 
 
+def test_crowd(tmp_path: Path) -> None:
+    """A flood of clients is told to wait, but must not get the sidecar restarted for not being alive."""
+    with serving(create_app(Settings(state_dir=tmp_path), crowded=lambda: True)) as address:
+        answer = httpx.get(address + "/status", trust_env=False)
+        assert (answer.status_code, answer.headers["Retry-After"]) == (503, "5")
+        assert "too many clients" in answer.json()["detail"]
+        assert httpx.get(address + "/livez", trust_env=False).status_code == 200
+
+
+def test_other_protocols(url: str, caplog: pytest.LogCaptureFixture) -> None:
+    """A wish for WebSocket is ignored, without advice about what to install."""
+    wish = {"Connection": "upgrade", "Upgrade": "websocket"}
+    assert httpx.get(url + "/livez", headers=wish, trust_env=False).status_code == 200
+    assert "pip" not in caplog.text
+
+
 @pytest.fixture
 def patient_url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """A sidecar whose connections wait a tenth of a second."""

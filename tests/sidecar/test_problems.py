@@ -14,10 +14,11 @@ from kimi_k3.sidecar.settings import Settings
     ("path", "hint"),
     [
         ("/metric", "did you mean '/metrics'?"),
-        ("/healthz", "use one of /conversion, /events, /livez, /memory"),
+        ("/healthz", "use one of /, /conversion, /events, /livez, /memory"),
         ("/ready", "did you mean '/readyz'?"),
         ("/status/", "did you mean '/status'?"),
-        ("/zzzzzz", "use one of /conversion, /events, /livez, /memory"),
+        ("/zzzzzz", "use one of /, /conversion, /events, /livez, /memory"),
+        ("/openapi", "did you mean '/openapi.json'?"),
         ("/%ff%00%0a", "use one of"),
         ("/" + "x" * 5000, "use one of"),
     ],

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import platform
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from llvmlite import ir
 from numba import types
@@ -12,9 +12,6 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from kimi_k3.conversion.candidates import GROUP_SIZE
-
-if TYPE_CHECKING:
-    pass
 
 _HALF = GROUP_SIZE // 2
 _BYTE = ir.IntType(8)

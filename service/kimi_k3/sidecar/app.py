@@ -85,6 +85,7 @@ def create_app(
     clock: Callable[[], datetime] = utc_now,
     places: Places | None = None,
     stopping: Callable[[], bool] = lambda: False,
+    crowded: Callable[[], bool] = lambda: False,
 ) -> FastAPI:
     """The application; it reads ``settings.state_dir`` and asks the engine that is named there.
 
@@ -93,6 +94,7 @@ def create_app(
         clock: the present moment, UTC.
         places: where the kernel's files are.
         stopping: whether the server is about to end, so that streams end as well.
+        crowded: whether it has so many connections that only probes are answered.
     """
     observer = Observer(settings, clock=clock, places=places)
     registry = make_registry(lambda: _observation(observer.last()), proc=observer.places.proc)
@@ -116,7 +118,8 @@ def create_app(
         redoc_url=None,
         redirect_slashes=False,
     )
-    app.add_middleware(Guard, token=settings.token.get_secret_value() if settings.token else None)
+    token = settings.token.get_secret_value() if settings.token else None
+    app.add_middleware(Guard, token=token, crowded=crowded)
     install_problems(app)
 
     @app.head("/livez", include_in_schema=False)

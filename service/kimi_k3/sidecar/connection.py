@@ -45,6 +45,9 @@ class Connection(H11Protocol):
         self._stop()
         super().connection_lost(exc)
 
+    def _unsupported_upgrade_warning(self) -> None:
+        """Say nothing: such a wish may be ignored, and uvicorn would advise what to install."""
+
     def _under_way(self) -> bool:
         """Whether a request's headers are there and its answer is not."""
         return self.cycle is not None and not self.cycle.response_complete

@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+from collections.abc import Callable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kimi_k3.sidecar.connection import MAX_HEAD_BYTES
 from kimi_k3.sidecar.problems import problem
+from kimi_k3.sidecar.readiness import RETRY_AFTER_SECONDS
 
 PROBES = ("/livez", "/startupz", "/readyz")
 """What orchestrators ask, which send no token."""
@@ -25,15 +27,17 @@ BODY_SECONDS = 5.0
 
 
 class Guard:
-    """Refuses what has no token, or too large or too slow a body.
+    """Refuses what has no token, or too large or too slow a body, or comes with too many others.
 
     Args:
         app: what is guarded.
         token: that clients must send; ``None`` lets everybody ask.
+        crowded: whether there is room for nobody but the probes.
     """
 
-    def __init__(self, app: ASGIApp, *, token: str | None) -> None:
+    def __init__(self, app: ASGIApp, *, token: str | None, crowded: Callable[[], bool]) -> None:
         self._app = app
+        self._crowded = crowded
         self._expected = None if token is None else f"Bearer {token}".encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -44,6 +48,12 @@ class Guard:
         # The server refuses a head that goes on coming, but not one that came at once.
         if sum(len(name) + len(value) for name, value in scope["headers"]) > MAX_HEAD_BYTES:
             await problem(431, f"the headers are larger than {MAX_HEAD_BYTES} bytes")(scope, receive, send)
+            return
+        # Whoever floods the sidecar must not get it restarted for not being alive.
+        if scope["path"] not in PROBES and self._crowded():
+            await problem(
+                503, "too many clients; ask again later", {"Retry-After": str(RETRY_AFTER_SECONDS)}
+            )(scope, receive, send)
             return
         headers = dict(scope["headers"])
         if self._expected is not None and scope["path"] not in OPEN:

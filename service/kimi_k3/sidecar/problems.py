@@ -7,7 +7,6 @@ from http import HTTPStatus
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.routing import APIRoute
 from pydantic import Field
 from starlette.exceptions import HTTPException
 from starlette.routing import Match, Route
@@ -42,7 +41,7 @@ def install_problems(app: FastAPI) -> None:
         path = request.url.path[:_LONGEST_PATH]
         detail = str(error.detail)
         if error.status_code == 404 and error.detail == HTTPStatus.NOT_FOUND.phrase:
-            known = {route.path for route in app.routes if isinstance(route, APIRoute)}
+            known = {route.path for route in app.routes if isinstance(route, Route)}
             detail = f"there is nothing at {path}; {nearest(path, known)}"
         elif error.status_code == 405:
             allowed = _allowed(app, request)
@@ -51,7 +50,9 @@ def install_problems(app: FastAPI) -> None:
         return problem(error.status_code, detail, dict(error.headers or {}))
 
     @app.exception_handler(RequestValidationError)
-    async def misunderstood(_: Request, error: RequestValidationError) -> Response:
+    async def misunderstood(request: Request, error: RequestValidationError) -> Response:
+        if "json" not in request.headers.get("content-type", "") and error.errors()[0]["loc"][0] == "body":
+            return problem(422, "the body is not told to be JSON; send 'Content-Type: application/json'")
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"] if part != "body") or "the body"
         return problem(422, f"{where}: {first['msg']}; /openapi.json tells what is asked for")

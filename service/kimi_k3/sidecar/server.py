@@ -20,7 +20,7 @@ from kimi_k3.sidecar.settings import TOKEN_FILE, Settings
 _log = logging.getLogger("uvicorn.error")
 
 MAX_CONNECTIONS = 512
-"""At a time; the next client gets a 503. Far below the usual limit of 1024 open files."""
+"""At a time; over more than these, only probes are answered. Far below the usual limit of 1024 open files."""
 
 LOOPBACK = ("127.0.0.1", "::1")
 
@@ -47,7 +47,11 @@ def run(settings: Settings) -> None:
     gc.freeze()
     gc.set_threshold(YOUNG_OBJECTS, 10, 10)
     with listen(settings.host, settings.port) as listener:
-        app = create_app(settings, stopping=lambda: server.should_exit)
+        app = create_app(
+            settings,
+            stopping=lambda: server.should_exit,
+            crowded=lambda: len(server.server_state.connections) > MAX_CONNECTIONS,
+        )
         server = uvicorn.Server(configuration(app))
         # uvicorn says nothing about a socket that it is given.
         host, port = listener.getsockname()[:2]
@@ -64,7 +68,6 @@ def configuration(app: Starlette, *, grace_seconds: int = GRACE_SECONDS) -> uvic
         app,
         http=Connection,
         h11_max_incomplete_event_size=MAX_HEAD_BYTES,
-        limit_concurrency=MAX_CONNECTIONS,
         # A probe every few seconds would bury everything else in the log.
         access_log=False,
         ws="none",
