@@ -164,7 +164,8 @@ class Case:
             "phase_seconds": PHASE_SECONDS,
             "hold": PHASES.index(self.phase) + 1 if self.starting else None,
             "go": str(self.go),
-            "drain_seconds": 20.0 if self.fault == "kill-core" and self.fast else 0.5 if self.fast else 0.0,
+            # What is killed in a drain must still be there.
+            "drain_seconds": 0.0 if not self.fast else 0.5 if self.fault == "kill-worker" else 20.0,
             "lines": LINES,
             "summaries": [rank.summary().line() for rank in ranks],
             "ranks": [rank.model_dump(mode="json") for rank in ranks],

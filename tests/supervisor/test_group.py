@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from kimi_k3.supervisor import group as group_module
 from kimi_k3.supervisor.group import Group, named
 from kimi_k3.supervisor.processes import Mark
 from tests.supervisor.test_pure import rank
@@ -53,6 +54,33 @@ def test_each_that_serving_needs_is_missed(proc: Path) -> None:
     assert [member.name for member in group.gone() if member.is_core] == ["EngineCore"]
     (proc / "5" / "stat").unlink()
     assert "API server" in gone(group)
+
+
+def test_one_that_died_between_two_looks(proc: Path) -> None:
+    """The kernel keeps the beginning of a zombie's name; one of another session is none of ours."""
+    group = Group(MARK, proc=proc)
+    for pid, session in ((11, 5), (12, 77)):
+        process(proc, pid, "", state="Z")
+        (proc / str(pid) / "stat").write_text(f"{pid} (VLLM::Worker_TP) Z 6 5 {session} {'0 ' * 15}1 0")
+    group.find()
+    assert gone(group) == ["Worker_TP"]
+    process(proc, 13, "VLLM::EngineCore")
+    (proc / "13" / "stat").write_text(f"13 (VLLM::EngineCor) Z 5 5 5 {'0 ' * 15}1 0")
+    group.find()
+    assert [member.is_core for member in group.gone()] == [False, True]
+
+
+def test_strangers_are_looked_at_once(proc: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine has a thousand processes, and a start looks ten times a second."""
+    (proc / "20").mkdir()
+    (proc / "20" / "environ").write_text("HOME=/")
+    group = Group(MARK, proc=proc)
+    group.find()
+    seen: list[str] = []
+    monkeypatch.setattr(group_module, "belongs", lambda entry, *_, **__: seen.append(entry.name))
+    group.find()
+    assert "20" not in seen
+    assert "9" in seen
 
 
 def test_a_title_that_changes_is_the_same_process(proc: Path) -> None:

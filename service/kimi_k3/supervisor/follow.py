@@ -39,8 +39,8 @@ before the start is ended."""
 GONE_SECONDS = 1.0
 """A process that is gone: vLLM gets so long to say why. The journal shall tell within 2 s."""
 
-FIND_SECONDS, SERVING_FIND_SECONDS = 0.5, 10.0
-"""How often new processes of the engine are looked for, in a start and while it serves."""
+SERVING_FIND_SECONDS = 10.0
+"""How often new processes of the engine are looked for while it serves; in a start at every look."""
 
 OUTPUT_SECONDS = 1.0
 """How long the reader may take for what a dead engine last printed."""
@@ -109,7 +109,7 @@ class Follower:
         Raises:
             OperatorError: one is, and vLLM has not ended by it.
         """
-        every = SERVING_FIND_SECONDS if self._recorder.phase in SERVING else FIND_SECONDS
+        every = SERVING_FIND_SECONDS if self._recorder.phase in SERVING else 0.0
         if time.monotonic() - self._found_at >= every:
             self._group.find(journal.ranks)
             self._found_at = time.monotonic()

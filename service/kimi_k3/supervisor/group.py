@@ -14,10 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kimi_k3.journal.models import RankRecord
-from kimi_k3.supervisor.processes import PROC, Mark, processes_of, stat_of
+from kimi_k3.supervisor.processes import PROC, Mark, belongs, stat_of
 
 _TITLE = re.compile(rb"[^\0]*::((?:EngineCore|Worker|APIServer|DPCoordinator)(?:_[A-Za-z]+\d+)*)\s*(?:\0|$)")
 """``VLLM_PROCESS_NAME_PREFIX::NAME``; a title may be followed by what is left of the old command line."""
+
+_SHORT_TITLE = re.compile(r"\d+ \([^:]*::((?:EngineCor|Worker|APIServer|DPCoordin)[^)]*)\)")
+"""The same in the 15 characters that the kernel keeps, also of a zombie; from ``/proc/PID/stat``."""
+_CUT = {"EngineCor": "EngineCore", "DPCoordin": "DPCoordinator"}
 
 MAIN = "API server"
 
@@ -49,18 +53,29 @@ class Group:
         self._mark = mark
         self._proc = proc
         self._members: dict[int, Member] = {}
+        self._others: set[int] = set()
         if mark.session is not None:
             self._remember(mark.session, MAIN)
 
     def find(self, ranks: Iterable[RankRecord] = ()) -> None:
         """Look for processes that are new, and for titles that have changed.
 
+        Cheap enough for every look: of a machine's thousand processes only those that are new are opened.
+        One that was killed since the last look is found as a zombie, unless its parent knows already.
+
         Args:
             ranks: what the ranks of this start reported; each tells its pid, titled or not.
         """
-        for pid in processes_of(self._mark, proc=self._proc):
-            if pid != self._mark.session and (name := _title(self._proc / str(pid))) is not None:
+        present = {int(entry.name) for entry in self._proc.iterdir() if entry.name.isdigit()}
+        self._others &= present
+        for pid in sorted(present - self._others - {self._mark.session}):
+            entry = self._proc / str(pid)
+            ours = belongs(entry, self._mark, proc=self._proc)
+            name = _title(entry) if ours else _title_of_zombie(entry, self._mark.session)
+            if name is not None:
                 self._remember(pid, name)
+            elif not ours:
+                self._others.add(pid)
         for rank in ranks:
             if rank.pid not in self._members:
                 self._remember(rank.pid, f"rank {rank.rank}")
@@ -90,6 +105,20 @@ def _title(entry: Path) -> str | None:
     except OSError:
         return None
     return None if match is None else match[1].decode()
+
+
+def _title_of_zombie(entry: Path, session: int | None) -> str | None:
+    """What is left of the title of a process of the session that nobody has waited for."""
+    stat = stat_of(entry)
+    if not stat or stat[0] != "Z" or int(stat[3]) != session:
+        return None
+    try:
+        match = _SHORT_TITLE.match((entry / "stat").read_text())
+    except OSError:
+        return None
+    if match is None:
+        return None
+    return _CUT.get(match[1], match[1])
 
 
 def named(members: Iterable[Member], ranks: Iterable[RankRecord]) -> str:

@@ -54,19 +54,22 @@ def processes_of(mark: Mark, *, proc: Path = PROC) -> tuple[int, ...]:
 
     Zombies are not found: they hold nothing any more.
     """
-    variables = {
-        f"{names.START_ID}={mark.start_id}".encode(),
-        f"{names.STATE_DIR}={mark.state_dir}".encode(),
-    }
     return tuple(
         sorted(
             int(entry.name)
             for entry in proc.iterdir()
-            if entry.name.isdigit()
-            and int(entry.name) != os.getpid()
-            and (variables <= _environment(entry) or _in_session(entry, mark, proc))
+            if entry.name.isdigit() and int(entry.name) != os.getpid() and belongs(entry, mark, proc=proc)
         )
     )
+
+
+def belongs(entry: Path, mark: Mark, *, proc: Path = PROC) -> bool:
+    """Whether ``/proc/PID`` is a living process of a start."""
+    variables = {
+        f"{names.START_ID}={mark.start_id}".encode(),
+        f"{names.STATE_DIR}={mark.state_dir}".encode(),
+    }
+    return variables <= _environment(entry) or _in_session(entry, mark, proc)
 
 
 def is_running(pid: int, *, proc: Path = PROC) -> bool:
