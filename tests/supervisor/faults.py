@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from kimi_k3.supervisor import follow, health
+from kimi_k3.supervisor import health
 from kimi_k3.words.phases import Phase
 
 from .fault_case import ROUND, Case, Wrong
@@ -58,7 +58,6 @@ def _one(seed: int, number: int, fault: str, phase: Phase) -> dict[str, Any]:
 
 def run(seed: int, count: int, processes: int) -> list[dict[str, Any]]:
     """All cases, ``processes`` at a time; their results in the order of their numbers."""
-    follow.FIND_SECONDS = 0.2
     health.INTERVAL_SECONDS = 0.1
     cases = [(seed, number, fault, phase) for number, (fault, phase) in enumerate(cases_of(seed, count))]
     with multiprocessing.get_context("fork").Pool(processes) as pool:
