@@ -23,10 +23,11 @@ ANSWER = json.dumps({"usage": {"completion_tokens": 4}}).encode()
 
 
 def main() -> None:
-    plan = json.loads(Path(sys.argv[1]).read_text())
-    members = [_titled("VLLM::EngineCore")]
+    plan_file = Path(sys.argv[1])
+    plan = json.loads(plan_file.read_text())
+    members = [_titled("VLLM::EngineCore", plan_file.parent)]
     signal.signal(signal.SIGTERM, lambda *_: _end(members, plan))
-    members += [_titled(f"VLLM::Worker_TP{rank}") for rank in range(len(plan["ranks"]))]
+    members += [_titled(f"VLLM::Worker_TP{rank}", plan_file.parent) for rank in range(len(plan["ranks"]))]
     _tell_pids(plan, members)
     if plan["attentive"]:
         threading.Thread(target=_follow, args=(members,), daemon=True).start()
@@ -43,8 +44,11 @@ def main() -> None:
     _serve(plan)
 
 
-def _titled(title: str) -> subprocess.Popen[bytes]:
-    return subprocess.Popen([title, "600"], executable="/bin/sleep")
+def _titled(title: str, directory: Path) -> subprocess.Popen[bytes]:
+    # The kernel's name of a process, too, is the title, or its beginning: that of the file executed.
+    path = directory / title
+    path.symlink_to("/bin/sleep")
+    return subprocess.Popen([title, "600"], executable=path)
 
 
 def _tell_pids(plan: dict[str, Any], members: list[subprocess.Popen[bytes]]) -> None:

@@ -340,7 +340,11 @@ class Case:
             wanted = ("vLLM failed",)
         elif not self.attentive:
             # The rank is named where its record had been read.
-            wanted = ("EngineCore",) if whom == "core" else (f"Worker_TP{self.rank}", f"rank {self.rank}")
+            wanted = (
+                ("EngineCore",)
+                if whom == "core"
+                else (f"Worker_TP{self.rank}", f"rank {self.rank}", "Worker_TP (")
+            )
         if wanted and not any(each in record.ending.reason for each in wanted):
             raise Wrong(f"reason: {record.ending.reason}")
 
