@@ -11,8 +11,10 @@ for RESULTS.md.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import contextlib
 import math
+import multiprocessing
 import random
 import signal
 import statistics
@@ -20,9 +22,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import httpx
@@ -30,10 +30,11 @@ import psutil
 from prometheus_client.parser import text_string_to_metric_families
 from tests.serving.deployment import Deployment, Mode, started
 
+from benchmarks.load import Connection, cpu_seconds, request
 from kimi_k3.checkpoint import make_tiny_checkpoint
 
 CLIENTS = 4
-TOKENS = 64
+TOKENS = 900
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
 WATCHED_EVERY_SECONDS = {"/startupz": 5.0, "/readyz": 5.0, "/livez": 10.0, "/metrics": 15.0}
 SETTLE_SECONDS = 0.5
@@ -52,47 +53,54 @@ class Pair:
         return 1 - self.watched / self.without
 
 
+def ask_the_engine(url: str) -> None:
+    """A constant number of completions under way, until this process is ended."""
+
+    def ask() -> None:
+        body = {"model": "kimi-k3", "prompt": PROMPT, "max_tokens": TOKENS, "ignore_eos": True}
+        with httpx.Client(timeout=300) as client:
+            while True:
+                client.post(url + "/v1/completions", json=body).raise_for_status()
+
+    for _ in range(CLIENTS):
+        threading.Thread(target=ask).start()
+
+
+def watch_the_sidecar(port: int) -> None:
+    """Probes, a scrape and one page, until this process is ended; a stopped sidecar lets them wait."""
+
+    async def ask(path: str, every: float) -> None:
+        connection = Connection(port)
+        while True:
+            await connection.get(path)
+            await asyncio.sleep(every)
+
+    async def listen() -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(request("/events"))
+        while await reader.readline():
+            pass
+
+    async def all_of_it() -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(listen())
+            for path, every in WATCHED_EVERY_SECONDS.items():
+                group.create_task(ask(path, every))
+
+    asyncio.run(all_of_it())
+
+
 @contextlib.contextmanager
-def at_once(works: list[Callable[[threading.Event], None]]) -> Iterator[None]:
-    """Each in a thread of its own, which is to end soon after the event is set, at the block's end."""
-    done = threading.Event()
-    threads = [threading.Thread(target=work, args=(done,)) for work in works]
-    for thread in threads:
-        thread.start()
+def beside(work: Callable[..., None], *arguments: object) -> Iterator[None]:
+    """A process of its own for ``work``, so that neither waits for the other's interpreter."""
+    process = multiprocessing.get_context("spawn").Process(target=work, args=arguments)
+    process.start()
     try:
         yield
+        assert process.is_alive(), f"{work.__name__} has ended"
     finally:
-        done.set()
-        for thread in threads:
-            thread.join()
-
-
-def clients(deployment: Deployment) -> AbstractContextManager[None]:
-    """A constant number of completions under way until the block ends."""
-
-    def ask(done: threading.Event) -> None:
-        while not done.is_set():
-            deployment.complete(PROMPT, TOKENS)
-
-    return at_once([ask] * CLIENTS)
-
-
-def watched(url: str) -> AbstractContextManager[None]:
-    """Probes, a scrape and one page, until the block ends."""
-
-    def ask(path: str, every: float, done: threading.Event) -> None:
-        while not done.is_set():
-            httpx.get(url + path, timeout=10)
-            done.wait(every)
-
-    def listen(done: threading.Event) -> None:
-        # Something comes at least every 15 s.
-        with httpx.stream("GET", url + "/events", timeout=30) as stream:
-            for _ in stream.iter_bytes():
-                if done.is_set():
-                    return
-
-    return at_once([partial(ask, path, every) for path, every in WATCHED_EVERY_SECONDS.items()] + [listen])
+        process.kill()
+        process.join()
 
 
 def tokens(engine_url: str) -> float:
@@ -115,39 +123,40 @@ def rate(engine_url: str, seconds: float) -> float:
     return (after - before) / (ended - began)
 
 
-def sidecar_of(deployment: Deployment) -> psutil.Process:
-    """The sidecar's process, which this one started."""
+def sidecar_of(deployment: Deployment) -> tuple[psutil.Process, int]:
+    """The sidecar's process, which this one started, and its port."""
     port = deployment.sidecar_url.rpartition(":")[2]
     [found] = [one for one in psutil.Process().children() if port in one.cmdline()]
-    return found
+    return found, int(port)
 
 
 def measure(deployment: Deployment, pairs: int, seconds: float, chooser: random.Random) -> list[Pair]:
     """Both halves of each pair, in random order."""
-    sidecar = sidecar_of(deployment)
+    sidecar, port = sidecar_of(deployment)
     found = []
-    with clients(deployment):
-        rate(deployment.engine_url, seconds)
+    with beside(ask_the_engine, deployment.engine_url), beside(watch_the_sidecar, port):
+        rate(deployment.engine_url, 2 * seconds)
         for _ in range(pairs):
             rates = {}
             for half in chooser.sample(["without", "watched"], 2):
-                if half == "without":
-                    sidecar.send_signal(signal.SIGSTOP)
-                    rates[half] = rate(deployment.engine_url, seconds)
-                    sidecar.send_signal(signal.SIGCONT)
-                else:
-                    with watched(deployment.sidecar_url):
-                        rates[half] = rate(deployment.engine_url, seconds)
+                sidecar.send_signal(signal.SIGSTOP if half == "without" else signal.SIGCONT)
+                rates[half] = rate(deployment.engine_url, seconds)
+            sidecar.send_signal(signal.SIGCONT)
             found.append(Pair(**rates))
             print(f"{rates['without']:.1f} {rates['watched']:.1f} {found[-1].loss:+.2%}", flush=True)
+        time.sleep(SETTLE_SECONDS)
+        before, began = cpu_seconds(sidecar), time.monotonic()
+        time.sleep(4 * seconds)
+        share = (cpu_seconds(sidecar) - before) / (time.monotonic() - began)
+        print(f"the sidecar itself, watched so: {share:.2%} of a core of {psutil.cpu_count()}")
     return found
 
 
 def main() -> None:
     """Read the command line and measure."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--pairs", type=int, default=40)
-    parser.add_argument("--seconds", type=float, default=5.0, help="of each half")
+    parser.add_argument("--pairs", type=int, default=80)
+    parser.add_argument("--seconds", type=float, default=4.0, help="of each half")
     parser.add_argument("--seed", type=int, default=1)
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
