@@ -37,7 +37,7 @@ CLIENTS = 4
 TOKENS = 900
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
 WATCHED_EVERY_SECONDS = {"/startupz": 5.0, "/readyz": 5.0, "/livez": 10.0, "/metrics": 15.0}
-SETTLE_SECONDS = 0.5
+SETTLE_SECONDS = 0.1
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ def measure(deployment: Deployment, pairs: int, seconds: float, chooser: random.
     sidecar, port = sidecar_of(deployment)
     found = []
     with beside(ask_the_engine, deployment.engine_url), beside(watch_the_sidecar, port):
-        rate(deployment.engine_url, 2 * seconds)
+        rate(deployment.engine_url, 10.0)
         for _ in range(pairs):
             rates = {}
             for half in chooser.sample(["without", "watched"], 2):
@@ -146,7 +146,7 @@ def measure(deployment: Deployment, pairs: int, seconds: float, chooser: random.
             print(f"{rates['without']:.1f} {rates['watched']:.1f} {found[-1].loss:+.2%}", flush=True)
         time.sleep(SETTLE_SECONDS)
         before, began = cpu_seconds(sidecar), time.monotonic()
-        time.sleep(4 * seconds)
+        time.sleep(30.0)
         share = (cpu_seconds(sidecar) - before) / (time.monotonic() - began)
         print(f"the sidecar itself, watched so: {share:.2%} of a core of {psutil.cpu_count()}")
     return found
@@ -155,8 +155,8 @@ def measure(deployment: Deployment, pairs: int, seconds: float, chooser: random.
 def main() -> None:
     """Read the command line and measure."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--pairs", type=int, default=80)
-    parser.add_argument("--seconds", type=float, default=4.0, help="of each half")
+    parser.add_argument("--pairs", type=int, default=300)
+    parser.add_argument("--seconds", type=float, default=1.0, help="of each half")
     parser.add_argument("--seed", type=int, default=1)
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:

@@ -69,6 +69,8 @@ def load(behaviours: set[str]) -> None:
     assert told.start_id is not None
     asked = SupervisorRecord.model_validate_json((told.state_dir / "supervisor.json").read_bytes())
     say("\rLoading safetensors checkpoint shards:   0% Completed | 0/3 [00:00<?, ?it/s]")
+    if "shuts-down" in behaviours:
+        print("(EngineCore pid=7) INFO [shutdown] Executor: waiting for worker exit count=1", flush=True)
     if "hangs-loading" in behaviours:
         time.sleep(600)
     if "dies-loading" in behaviours:

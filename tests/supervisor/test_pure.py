@@ -208,6 +208,7 @@ def test_the_lines_stand_in_vllms_source(version: str) -> None:
     assert [
         sign.text for sign in LOG_SIGNS if sign.text not in text and not sign.text.startswith("kimi-k3")
     ] == []
+    assert "[shutdown] Executor: waiting for worker exit" in text
 
 
 @given(
@@ -393,6 +394,16 @@ def test_a_rank_may_speak_through_the_log() -> None:
     assert announced.summaries == {1: summary}
     assert announced.phase is Phase.COMPILING
     assert objection(asked(), [rank(0).summary(), *announced.summaries.values()]) is None
+
+
+def test_vllm_ends_its_processes() -> None:
+    """It may wait seconds for those that are left, while nobody hears that one is missing."""
+    told = Announced()
+    told.take("(Worker_TP0 pid=6) INFO shutdown timeout is 30 s")
+    assert not told.shuts_down
+    told.take("(EngineCore pid=7) INFO 12-01 [x.py:479] [shutdown] Executor: waiting for worker exit count=1")
+    told.take("(EngineCore pid=7) INFO 12-01 anything")
+    assert told.shuts_down
 
 
 def test_steps_within_a_phase() -> None:

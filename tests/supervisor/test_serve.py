@@ -89,6 +89,7 @@ def test_the_record_is_rewritten_while_nothing_happens(start: Starter) -> None:
         ("reports-failure,but-lives", (), ["layer 3: the kernel is not there"]),
         ("hangs-loading", ("--start-timeout", "2"), ["--start-timeout 2", "in phase loading"]),
         ("hangs-loading,ignores-sigterm", ("--start-timeout", "2"), ["--start-timeout 2"]),
+        ("shuts-down,hangs-loading", (), ["in phase loading", "it ends its own processes"]),
         ("no-ranks", (), ["no report of rank 0", "plugin did not run"]),
         ("no-ranks", INT4, ["no report of rank 0"]),
         ("missing-conversion", INT4, ["rank 0 did not convert w2 of layer 7"]),

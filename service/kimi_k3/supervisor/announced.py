@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from kimi_k3.journal.models import RankSummary, Step
 from kimi_k3.journal.writer import now
-from kimi_k3.supervisor.phases import bar_of, cache_of, latest, sign_of
+from kimi_k3.supervisor.phases import bar_of, cache_of, latest, shuts_down, sign_of
 from kimi_k3.words.phases import Phase
 
 
@@ -20,15 +20,18 @@ class Announced:
         step: the last thing within a phase that it announced.
         summaries: what each rank says it serves.
         kv_cache_bytes: of the rank that has the smallest cache.
+        shuts_down: whether it ends its processes.
     """
 
     phase: Phase = Phase.PENDING
     step: Step | None = None
     summaries: dict[int, RankSummary] = field(default_factory=dict)
     kv_cache_bytes: int | None = None
+    shuts_down: bool = False
 
     def take(self, line: str) -> None:
         """Read one line."""
+        self.shuts_down = self.shuts_down or shuts_down(line)
         sign = sign_of(line)
         if sign is not None:
             self.phase = latest(self.phase, sign.phase)

@@ -96,6 +96,9 @@ class Follower:
         if self._lasts("failure", bool(journal.failures)):
             raise self._death(journal, None)
         whole = self._whole(journal)
+        if self._lasts("shutdown", announced.shuts_down, seconds=GONE_SECONDS):
+            # A process that died between two looks, and that vLLM has missed: it waits for the others now.
+            raise self._death(journal, None)
         serves = self._recorder.phase in SERVING
         self._look_for_stall(journal, serves=serves)
         if serves:

@@ -58,6 +58,8 @@ LOG_SIGNS: Final = (
 )
 """In the order of a start."""
 
+_SHUTDOWN = re.compile(r"\[shutdown\] (?:Executor|EngineCore|MPClient):")
+# v1/executor/multiproc_executor.py, v1/engine/core.py, v1/engine/core_client.py
 _BAR = re.compile(r"Capturing CUDA graphs(?: \(([^)]{1,80})\))?:\s+\d{1,3}%\|[^|]*\|\s*(\d{1,6})/(\d{1,6})\b")
 """A progress bar of tqdm: one for each kind of graph, one after the other."""
 
@@ -69,6 +71,11 @@ _CACHE = re.compile(r"Available KV cache memory: ([\d,]{1,9}(?:\.\d{1,6})?) GiB"
 def sign_of(line: str) -> Sign | None:
     """What a line of vLLM's log announces, if it does."""
     return next((sign for sign in LOG_SIGNS if sign.text in line), None)
+
+
+def shuts_down(line: str) -> bool:
+    """Whether vLLM tells that it ends its core or its workers, by itself or because it was asked to."""
+    return _SHUTDOWN.search(line) is not None
 
 
 def bar_of(line: str) -> tuple[str, int, int] | None:

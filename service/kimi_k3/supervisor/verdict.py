@@ -50,6 +50,8 @@ def death(
         return known
     if lost is not None:
         return _error(f"{when}: {lost} is gone", _LOST_REMEDY.format(log=log))
+    if exit_code is None:
+        return _error(f"{when}: it ends its own processes", _LOST_REMEDY.format(log=log))
     ended = "without an error" if exit_code == 0 else f"with exit code {exit_code}"
     return _error(f"{when}: it ended {ended} and no known message", f"read the end of {log}")
 
