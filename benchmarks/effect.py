@@ -2,10 +2,10 @@
 """What the sidecar costs the engine: tokens a second with and without it, in pairs of one run.
 
 ``.venv/bin/python -m benchmarks.effect``. A real vLLM on the CPU serves the tiny checkpoint to a constant
-number of clients, on the same cores as the sidecar: a harder neighbourhood than a GPU's. In one half of each
-pair, in random order, the sidecar is stopped (SIGSTOP: it gets no core at all); in the other it is watched as
-in a cluster: probes and a scrape every few seconds, one page. Tokens are the engine's own count. Prints a row
-for RESULTS.md.
+number of clients, all of it on the one core that the sidecar has as well: a harder neighbourhood than a GPU's.
+Clients and watchers have another. In one half of each pair, in random order, the sidecar is stopped (SIGSTOP: it
+gets no core at all); in the other it is watched as in a cluster: probes and a scrape every few seconds, one page.
+Tokens are the engine's own count. Prints a row for RESULTS.md.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import asyncio
 import contextlib
 import math
 import multiprocessing
+import os
 import random
 import signal
 import statistics
@@ -155,14 +156,18 @@ def measure(deployment: Deployment, pairs: int, seconds: float, chooser: random.
 def main() -> None:
     """Read the command line and measure."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--pairs", type=int, default=300)
-    parser.add_argument("--seconds", type=float, default=1.0, help="of each half")
+    parser.add_argument("--pairs", type=int, default=200)
+    parser.add_argument("--seconds", type=float, default=1.5, help="of each half")
     parser.add_argument("--seed", type=int, default=1)
     given = parser.parse_args()
+    shared, other = sorted(os.sched_getaffinity(0))[:2]
     with tempfile.TemporaryDirectory() as directory:
         checkpoint = Path(directory) / "tiny"
         make_tiny_checkpoint(checkpoint)
+        # What is started inherits the core.
+        os.sched_setaffinity(0, {shared})
         with started(checkpoint, Path(directory), Mode(weights="int4")) as deployment:
+            os.sched_setaffinity(0, {other})
             pairs = measure(deployment, given.pairs, given.seconds, random.Random(given.seed))
     losses = [pair.loss for pair in pairs]
     error = 1.96 * statistics.stdev(losses) / math.sqrt(len(losses))
