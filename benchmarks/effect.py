@@ -2,9 +2,9 @@
 """What the sidecar costs the engine: tokens a second with and without it, in pairs of one run.
 
 ``.venv/bin/python -m benchmarks.effect``. A real vLLM on the CPU serves the tiny checkpoint to a constant
-number of clients, all of it on the one core that the sidecar has as well: a harder neighbourhood than a GPU's.
-Clients and watchers have another. In one half of each pair, in random order, the sidecar is stopped (SIGSTOP: it
-gets no core at all); in the other it is watched as in a cluster: probes and a scrape every few seconds, one page.
+number of clients, on the one core that the sidecar has as well: a harder neighbourhood than a GPU's. Clients
+and watchers have another. In one half of each pair, in random order, the sidecar is stopped (SIGSTOP: it gets
+no core at all); in the other it is watched as in a cluster: probes and a scrape every few seconds, one page.
 Tokens are the engine's own count. Prints a row for RESULTS.md.
 """
 
