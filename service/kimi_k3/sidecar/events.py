@@ -62,7 +62,7 @@ class Kind:
         name: of the event.
         view: the answer.
         mark: what of it has to change for an event; times that go on by themselves are not in it.
-        seconds: how long an event of the kind is followed by none.
+        seconds: how long it is not looked for again.
     """
 
     name: str
@@ -82,10 +82,10 @@ class Event:
 
 @dataclass
 class Told:
-    """What was last told of a kind."""
+    """What was last told of a kind, and when it was last looked for."""
 
     mark: Hashable = None
-    at: float = float("-inf")
+    looked_at: float = float("-inf")
 
 
 @dataclass
@@ -102,12 +102,13 @@ class Log:
         """Add what has changed; ``moment`` is of a clock that only goes forward."""
         for kind in KINDS:
             told = self.told.setdefault(kind.name, Told())
-            if moment - told.at < kind.seconds:
+            if moment - told.looked_at < kind.seconds:
                 continue
+            told.looked_at = moment
             view = kind.view(state)
             mark = kind.mark(view)
             if mark != told.mark:
-                told.mark, told.at = mark, moment
+                told.mark = mark
                 self._add(kind.name, view.model_dump_json())
         if state.journal.ranks is not self.ranks:
             self.ranks = state.journal.ranks
