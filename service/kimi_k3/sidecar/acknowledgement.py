@@ -8,6 +8,7 @@ the start. One whose matter is no longer there is kept until it is one of too ma
 
 from __future__ import annotations
 
+import re
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Literal
@@ -23,8 +24,11 @@ MAX_KEPT = 256
 _MAX_BYTES = 1 << 20
 
 
+_VISIBLE = r"\w"
+
+
 def _visible(name: str) -> str:
-    if not any(character.isalnum() for character in name):
+    if re.search(_VISIBLE, name) is None:
         raise ValueError("needs a letter or a digit")
     return name
 
@@ -33,6 +37,7 @@ Name = Annotated[
     str,
     StringConstraints(strip_whitespace=True, min_length=1, max_length=100),
     AfterValidator(_visible),
+    Field(json_schema_extra={"pattern": _VISIBLE}),
 ]
 Note = Annotated[str, StringConstraints(strip_whitespace=True, max_length=500)]
 
