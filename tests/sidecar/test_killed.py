@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A sidecar that is killed loses nothing: everything is in the state directory, and the next one tells the same."""
+"""A killed sidecar loses nothing: all is in the state directory, and the next one tells the same."""
 
 from __future__ import annotations
 
