@@ -127,7 +127,7 @@ class Case:
         self.reach()
         kind, whom = self.fault.split("-")
         pid = self.victim(whom)
-        # One that dies in its first tenth of a second may only be told when vLLM's API server has ended by it.
+        # One that dies in its first tenth of a second may be told only when the API server has ended by it.
         time.sleep(self.chooser.uniform(0.2, 2.0))
         self.family.look()
         seen = self.present()
