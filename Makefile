@@ -11,7 +11,7 @@ help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 install: $(VENV)/.installed ## create the virtual environment
-$(VENV)/.installed: requirements.lock pyproject.toml scripts/install
+$(VENV)/.installed: requirements.lock requirements-dev.lock pyproject.toml scripts/install
 	@scripts/install $(VENV)
 	@touch $@
 
@@ -50,7 +50,7 @@ format: install ## let ruff mend what it can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-lock: ## resolve requirements.lock anew
+lock: ## resolve the locks anew
 	scripts/lock
 
 clean: ## remove the virtual environment and caches

@@ -17,7 +17,7 @@ from kimi_k3 import __version__
 from kimi_k3.cli import checkpoint, kernels, metrics
 from kimi_k3.cli.conversion import convert_file, convert_report
 from kimi_k3.cli.planning import backends, plan, preflight
-from kimi_k3.cli.serving import demo, doctor, serve, sidecar
+from kimi_k3.cli.serving import demo, doctor, healthcheck, serve, sidecar
 from kimi_k3.cli.watching import watch
 from kimi_k3.errors import ExitCode, OperatorError, nearest
 from kimi_k3.terminal import (
@@ -42,6 +42,7 @@ app = typer.Typer(
 )
 app.command()(serve)
 app.command()(sidecar)
+app.command()(healthcheck)
 app.command()(watch)
 app.command()(plan)
 app.command()(preflight)

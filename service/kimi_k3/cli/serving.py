@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A deployment and its end: ``kimi-k3 serve``, ``sidecar``, ``demo`` and ``doctor``."""
+"""A deployment and its end: ``kimi-k3 serve``, ``sidecar``, ``healthcheck``, ``demo`` and ``doctor``."""
 
 from __future__ import annotations
 
@@ -139,6 +139,20 @@ def sidecar(
     }
     chosen = {name: value for name, value in given.items() if value is not None}
     run_sidecar(Settings.read().model_copy(update=chosen))
+
+
+def healthcheck(state_dir: StateDir = None) -> int:
+    """Exit with 0 when traffic may come to this machine's deployment, else with 1 and why not, in one line."""
+    from kimi_k3.sidecar.healthcheck import check
+    from kimi_k3.sidecar.settings import Settings
+
+    settings = Settings.read()
+    if state_dir is not None:
+        where = given_path("--state-dir", state_dir, absolute=True)
+        settings = settings.model_copy(update={"state_dir": where})
+    found = check(settings)
+    print("ready" if found.ready else " ".join(reason.message for reason in found.reasons))
+    return ExitCode.OK if found.ready else ExitCode.FAILED
 
 
 def demo(

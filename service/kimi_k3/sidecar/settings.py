@@ -38,6 +38,12 @@ class Settings(BaseSettings):
         description="Directory that the supervisor and the engine's workers write; by default the one "
         "that KIMI_K3_STATE_DIR names to all of them.",
     )
+    engine_host: str | None = Field(
+        default=None,
+        min_length=1,
+        description="Where the engine is reached, its port as recorded; by default as its own machine "
+        "reaches it, which a sidecar in another container does not.",
+    )
     engine_timeout_seconds: float = Field(
         default=2.0,
         gt=0,

@@ -26,6 +26,7 @@ from kimi_k3.sidecar.arithmetic import seconds_between
 from kimi_k3.sidecar.probe import EngineProbe
 from kimi_k3.sidecar.settings import Settings
 from kimi_k3.sidecar.view import EngineHealth
+from kimi_k3.words.addresses import at_host
 
 HEALTH_MARGIN_SECONDS = 3.0
 """Beyond its time limit and the poll's interval: an older answer says nothing about the present."""
@@ -124,7 +125,7 @@ class Observer:
 
     async def _poll(self) -> None:
         while True:
-            url = _engine_url((await self.state()).journal)
+            url = self._engine_url((await self.state()).journal)
             if url is not None:
                 await self._probe.check(url)
             await asyncio.sleep(self._settings.poll_seconds)
@@ -165,12 +166,15 @@ class Observer:
         return known[1]
 
     def _health(self, journal: Journal, now: datetime) -> EngineHealth | None:
-        url = _engine_url(journal)
+        url = self._engine_url(journal)
         health = None if url is None else self._probe.last_of(url)
         age = None if health is None else seconds_between(health.checked_at, now)
         settings = self._settings
         valid = settings.poll_seconds + settings.engine_timeout_seconds + HEALTH_MARGIN_SECONDS
         return health if age is not None and age <= valid else None
+
+    def _engine_url(self, journal: Journal) -> str | None:
+        return engine_url(journal, self._settings)
 
 
 async def _patiently(reading: asyncio.Task[None]) -> None:
@@ -180,7 +184,10 @@ async def _patiently(reading: asyncio.Task[None]) -> None:
             await asyncio.shield(reading)
 
 
-def _engine_url(journal: Journal) -> str | None:
+def engine_url(journal: Journal, settings: Settings) -> str | None:
     """Whom to ask; nobody after the end, when the port may belong to somebody else."""
     supervisor = journal.supervisor
-    return None if supervisor is None or supervisor.ending is not None else supervisor.engine_url
+    if supervisor is None or supervisor.ending is not None:
+        return None
+    host = settings.engine_host
+    return supervisor.engine_url if host is None else at_host(supervisor.engine_url, host)

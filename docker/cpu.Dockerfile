@@ -1,0 +1,52 @@
+# The engine on a CPU, to try the product: vLLM's CPU build, our package, a tiny checkpoint.
+ARG PYTHON_IMAGE
+
+FROM ${PYTHON_IMAGE} AS wheel
+WORKDIR /src
+COPY requirements-dev.lock ./
+RUN --mount=type=bind,source=docker,target=/docker --mount=type=secret,id=ca --mount=type=secret,id=pip \
+    --mount=type=cache,target=/root/.cache/pip \
+    /docker/pip install --quiet --constraint requirements-dev.lock hatchling
+COPY LICENSE README.md pyproject.toml ./
+COPY service service
+RUN python3 -m hatchling build --target wheel --directory /wheel
+
+FROM ${PYTHON_IMAGE} AS installed
+ARG TORCH_INDEX
+ARG CYCLONEDX
+RUN python3 -m venv --without-pip /opt/kimi-k3
+COPY requirements.lock /opt/kimi-k3/
+# Without dependencies: the lock is complete, and leaves out what must not be beside torch's CPU build.
+RUN --mount=type=bind,source=docker,target=/docker --mount=type=secret,id=ca --mount=type=secret,id=pip \
+    --mount=type=cache,target=/root/.cache/pip \
+    grep '^torch==' /opt/kimi-k3/requirements.lock > /tmp/torch.lock \
+    && /docker/pip --python /opt/kimi-k3/bin/python install --quiet --no-deps --extra-index-url "${TORCH_INDEX}" \
+      --requirement /tmp/torch.lock \
+    && /docker/pip --python /opt/kimi-k3/bin/python install --quiet --no-deps \
+      --requirement /opt/kimi-k3/requirements.lock
+RUN --mount=type=bind,source=docker,target=/docker --mount=type=bind,from=wheel,source=/wheel,target=/wheel \
+    /docker/pip --python /opt/kimi-k3/bin/python install --quiet --no-deps --no-index /wheel/*.whl
+RUN --mount=type=bind,source=docker,target=/docker --mount=type=secret,id=ca --mount=type=secret,id=pip \
+    --mount=type=cache,target=/root/.cache/pip \
+    /docker/inventory /opt/kimi-k3 "${CYCLONEDX}"
+
+FROM ${PYTHON_IMAGE}
+ARG VERSION
+LABEL org.opencontainers.image.title="kimi-k3-gfx942 on a CPU" \
+      org.opencontainers.image.description="vLLM on a CPU with a tiny Kimi-K3 checkpoint" \
+      org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.version="${VERSION}"
+# vLLM's CPU kernels are linked with libnuma; tini reaps what vLLM's processes leave behind.
+# hadolint ignore=DL3008
+RUN apt-get update -q && apt-get install -qy --no-install-recommends libnuma1 tini && rm -rf /var/lib/apt/lists/*
+COPY --from=installed /opt/kimi-k3 /opt/kimi-k3
+ENV PATH=/opt/kimi-k3/bin:$PATH HOME=/cache XDG_CACHE_HOME=/cache KIMI_K3_STATE_DIR=/state PYTHONUNBUFFERED=1 \
+    VLLM_CACHE_ROOT=/cache/vllm VLLM_CONFIG_ROOT=/cache/vllm-config
+# Any uid may run it if its group is 0, as on OpenShift; a volume takes over the directory's owner and mode.
+RUN install --directory --owner=10001 --group=0 --mode=0775 /state /cache \
+    && HOME=/tmp kimi-k3 checkpoint make /opt/kimi-k3/tiny
+USER 10001:0
+EXPOSE 8000
+HEALTHCHECK --interval=10s --timeout=10s --start-period=15m CMD ["kimi-k3", "healthcheck"]
+ENTRYPOINT ["tini", "--", "kimi-k3"]
+CMD ["serve", "/opt/kimi-k3/tiny", "--profile", "cpu-tiny", "--host", "0.0.0.0"]

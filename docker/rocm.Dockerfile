@@ -1,0 +1,64 @@
+# The engine on AMD GPUs: a stock vLLM ROCm image, and our package beside what is in it. Nothing of vLLM, torch
+# or AITER is changed (/docker/base says so, or the build ends), but for an AITER that cannot serve int4 on gfx942 and
+# for which a replacement was named.
+ARG PYTHON_IMAGE
+ARG ROCM_IMAGE
+ARG KERNELS
+
+FROM ${PYTHON_IMAGE} AS wheel
+WORKDIR /src
+COPY requirements-dev.lock ./
+RUN --mount=type=bind,source=docker,target=/docker --mount=type=secret,id=ca --mount=type=secret,id=pip \
+    --mount=type=cache,target=/root/.cache/pip \
+    /docker/pip install --quiet --constraint requirements-dev.lock hatchling
+COPY LICENSE README.md pyproject.toml ./
+COPY service service
+RUN python3 -m hatchling build --target wheel --directory /wheel
+
+FROM ${ROCM_IMAGE} AS installed
+ARG AITER_REPLACEMENT
+ARG CYCLONEDX
+# hadolint ignore=DL3002
+USER root
+WORKDIR /opt/kimi-k3
+# What the base has is seen from the new environment; what we bring lies in it, where the base never looks.
+RUN --mount=type=bind,source=docker,target=/docker \
+    python3 /docker/base record base.json constraints.txt \
+    && python3 -m venv --without-pip --system-site-packages /opt/kimi-k3 \
+    && python3 /docker/base path > "$(bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/base.pth"
+RUN --mount=type=bind,source=docker,target=/docker --mount=type=secret,id=ca --mount=type=secret,id=pip \
+    --mount=type=cache,target=/root/.cache/pip --mount=type=bind,from=wheel,source=/wheel,target=/wheel \
+    /docker/pip --python /opt/kimi-k3/bin/python install --quiet --constraint constraints.txt /wheel/*.whl \
+    && bin/python /docker/base check base.json
+RUN --mount=type=bind,source=docker,target=/docker --mount=type=secret,id=ca --mount=type=secret,id=pip \
+    /docker/aiter "${AITER_REPLACEMENT}"
+RUN --mount=type=bind,source=docker,target=/docker --mount=type=secret,id=ca --mount=type=secret,id=pip \
+    --mount=type=cache,target=/root/.cache/pip \
+    /docker/inventory /opt/kimi-k3 "${CYCLONEDX}"
+
+FROM installed AS kernels-later
+
+FROM installed AS kernels-ahead
+ARG KERNELS_PROFILE
+RUN bin/kimi-k3 kernels build --profile "${KERNELS_PROFILE}" --cache-dir /opt/kimi-k3/kernels
+
+FROM kernels-${KERNELS}
+ARG VERSION
+ARG ROCM_IMAGE
+LABEL org.opencontainers.image.title="kimi-k3-gfx942" \
+      org.opencontainers.image.description="Kimi-K3 on AMD MI325X and MI300X: stock vLLM and our plugin" \
+      org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.version="${VERSION}" \
+      org.opencontainers.image.base.name="${ROCM_IMAGE}"
+ENV PATH=/opt/kimi-k3/bin:$PATH HOME=/cache XDG_CACHE_HOME=/cache KIMI_K3_STATE_DIR=/state PYTHONUNBUFFERED=1 \
+    VLLM_CACHE_ROOT=/cache/vllm VLLM_CONFIG_ROOT=/cache/vllm-config TRITON_CACHE_DIR=/cache/triton \
+    TORCHINDUCTOR_CACHE_DIR=/cache/inductor TORCH_EXTENSIONS_DIR=/cache/torch-extensions
+# Any uid may run it if its group is 0, as on OpenShift; a volume takes over the directory's owner and mode.
+RUN install --directory --owner=10001 --group=0 --mode=0775 /state /cache /models \
+    && kimi-k3 preflight --image
+WORKDIR /cache
+USER 10001:0
+EXPOSE 8000
+HEALTHCHECK --interval=10s --timeout=10s --start-period=2h CMD ["kimi-k3", "healthcheck"]
+ENTRYPOINT ["kimi-k3"]
+CMD ["--help"]

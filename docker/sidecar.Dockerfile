@@ -1,0 +1,42 @@
+# The sidecar: probes, status, metrics, page. No torch, no vLLM, and no pip in what is shipped.
+ARG PYTHON_IMAGE
+
+FROM ${PYTHON_IMAGE} AS wheel
+WORKDIR /src
+COPY requirements-dev.lock ./
+RUN --mount=type=bind,source=docker,target=/docker --mount=type=secret,id=ca --mount=type=secret,id=pip \
+    --mount=type=cache,target=/root/.cache/pip \
+    /docker/pip install --quiet --constraint requirements-dev.lock hatchling
+COPY LICENSE README.md pyproject.toml ./
+COPY service service
+RUN python3 -m hatchling build --target wheel --directory /wheel
+
+FROM ${PYTHON_IMAGE} AS installed
+ARG CYCLONEDX
+RUN python3 -m venv --without-pip /opt/kimi-k3
+COPY requirements.lock /opt/kimi-k3/
+RUN --mount=type=bind,source=docker,target=/docker --mount=type=secret,id=ca --mount=type=secret,id=pip \
+    --mount=type=cache,target=/root/.cache/pip --mount=type=bind,from=wheel,source=/wheel,target=/wheel \
+    /docker/pip --python /opt/kimi-k3/bin/python install --quiet --constraint /opt/kimi-k3/requirements.lock \
+      /wheel/*.whl
+RUN --mount=type=bind,source=docker,target=/docker --mount=type=secret,id=ca --mount=type=secret,id=pip \
+    --mount=type=cache,target=/root/.cache/pip \
+    /docker/inventory /opt/kimi-k3 "${CYCLONEDX}"
+
+FROM ${PYTHON_IMAGE}
+ARG VERSION
+LABEL org.opencontainers.image.title="kimi-k3-gfx942 sidecar" \
+      org.opencontainers.image.description="Probes, status, metrics and page of a Kimi-K3 deployment" \
+      org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.version="${VERSION}"
+COPY --from=installed /opt/kimi-k3 /opt/kimi-k3
+# Any uid may run it if its group is 0, as on OpenShift; a volume takes over the directory's owner and mode.
+RUN install --directory --owner=10001 --group=0 --mode=0775 /state /cache
+ENV PATH=/opt/kimi-k3/bin:$PATH HOME=/cache KIMI_K3_STATE_DIR=/state KIMI_K3_SIDECAR_HOST=0.0.0.0 \
+    PYTHONUNBUFFERED=1
+USER 10001:0
+EXPOSE 8001
+HEALTHCHECK --interval=10s --timeout=5s --start-period=30s \
+  CMD ["python", "-c", "import os, urllib.request as web; web.urlopen('http://127.0.0.1:' + os.environ.get('KIMI_K3_SIDECAR_PORT', '8001') + '/livez', timeout=4)"]
+ENTRYPOINT ["kimi-k3"]
+CMD ["sidecar"]
