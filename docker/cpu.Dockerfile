@@ -6,10 +6,11 @@ WORKDIR /src
 COPY requirements-dev.lock ./
 RUN --mount=type=bind,source=docker,target=/docker --mount=type=secret,id=ca --mount=type=secret,id=pip \
     --mount=type=cache,target=/root/.cache/pip \
-    /docker/pip install --quiet --constraint requirements-dev.lock hatchling
+    python3 -m venv --without-pip /build \
+    && /docker/pip --python /build/bin/python install --quiet --constraint requirements-dev.lock hatchling
 COPY LICENSE README.md pyproject.toml ./
 COPY service service
-RUN python3 -m hatchling build --target wheel --directory /wheel
+RUN /build/bin/python -m hatchling build --target wheel --directory /wheel
 
 FROM ${PYTHON_IMAGE} AS installed
 ARG TORCH_INDEX
@@ -36,9 +37,9 @@ LABEL org.opencontainers.image.title="kimi-k3-gfx942 on a CPU" \
       org.opencontainers.image.description="vLLM on a CPU with a tiny Kimi-K3 checkpoint" \
       org.opencontainers.image.licenses="Apache-2.0" \
       org.opencontainers.image.version="${VERSION}"
-# vLLM's CPU kernels are linked with libnuma; tini reaps what vLLM's processes leave behind.
+# vLLM's CPU kernels are linked with libnuma.
 # hadolint ignore=DL3008
-RUN apt-get update -q && apt-get install -qy --no-install-recommends libnuma1 tini && rm -rf /var/lib/apt/lists/*
+RUN apt-get update -q && apt-get install -qy --no-install-recommends libnuma1 && rm -rf /var/lib/apt/lists/*
 COPY --from=installed /opt/kimi-k3 /opt/kimi-k3
 ENV PATH=/opt/kimi-k3/bin:$PATH HOME=/cache XDG_CACHE_HOME=/cache KIMI_K3_STATE_DIR=/state PYTHONUNBUFFERED=1 \
     VLLM_CACHE_ROOT=/cache/vllm VLLM_CONFIG_ROOT=/cache/vllm-config
@@ -48,5 +49,5 @@ RUN install --directory --owner=10001 --group=0 --mode=0775 /state /cache \
 USER 10001:0
 EXPOSE 8000
 HEALTHCHECK --interval=10s --timeout=10s --start-period=15m CMD ["kimi-k3", "healthcheck"]
-ENTRYPOINT ["tini", "--", "kimi-k3"]
+ENTRYPOINT ["kimi-k3"]
 CMD ["serve", "/opt/kimi-k3/tiny", "--profile", "cpu-tiny", "--host", "0.0.0.0"]

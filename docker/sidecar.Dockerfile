@@ -6,10 +6,11 @@ WORKDIR /src
 COPY requirements-dev.lock ./
 RUN --mount=type=bind,source=docker,target=/docker --mount=type=secret,id=ca --mount=type=secret,id=pip \
     --mount=type=cache,target=/root/.cache/pip \
-    /docker/pip install --quiet --constraint requirements-dev.lock hatchling
+    python3 -m venv --without-pip /build \
+    && /docker/pip --python /build/bin/python install --quiet --constraint requirements-dev.lock hatchling
 COPY LICENSE README.md pyproject.toml ./
 COPY service service
-RUN python3 -m hatchling build --target wheel --directory /wheel
+RUN /build/bin/python -m hatchling build --target wheel --directory /wheel
 
 FROM ${PYTHON_IMAGE} AS installed
 ARG CYCLONEDX

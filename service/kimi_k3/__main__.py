@@ -12,6 +12,10 @@ def main() -> None:
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         # An exception would surface somewhere in an import, with its traceback, or be swallowed there.
         signal.signal(signal.SIGINT, lambda number, _: os._exit(128 + number))
+    if os.getpid() == 1:
+        # From a container's first process the kernel keeps each signal for which it has no handler.
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, lambda number, _: os._exit(128 + number))
     from kimi_k3.cli import main as run
 
     run()

@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The engine's image alone, started as people start it, and in surroundings that are not as they should be."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from tests.docker.engine import Docker
+from tests.docker.test_images import CPU
+
+pytestmark = pytest.mark.engine
+
+SHARED_MEMORY = "--shm-size=512m"
+CONFINED = ("--read-only", "--tmpfs=/tmp", "--cap-drop=ALL", "--security-opt=no-new-privileges")
+START_SECONDS = 240.0
+
+
+@contextlib.contextmanager
+def started(docker: Docker, *options: str) -> Iterator[str]:
+    """A container of the image with its own command; gone afterwards."""
+    number = docker.run("run", "--detach", *options, CPU).stdout.strip()
+    try:
+        yield number
+    finally:
+        docker.run("rm", "--force", "--volumes", number)
+
+
+def becomes_healthy(docker: Docker, number: str) -> None:
+    """Wait until its own check says that it serves."""
+    end = time.monotonic() + START_SECONDS
+    while True:
+        state = json.loads(docker.run("inspect", "--format", "{{json .State}}", number).stdout)
+        if state["Health"]["Status"] == "healthy":
+            return
+        log = docker.run("logs", "--tail", "30", number)
+        assert state["Running"], log.stdout + log.stderr
+        assert time.monotonic() < end, log.stdout + log.stderr
+        time.sleep(0.5)
+
+
+def refused(docker: Docker, *options: str, code: int) -> str:
+    """The one line by which a start is refused."""
+    done = docker.run("run", "--rm", *options, CPU, check=False, timeout=60)
+    assert done.returncode == code, done.stdout + done.stderr
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("kimi-k3: error:")]
+    return line
+
+
+def test_any_user(images: Docker) -> None:
+    """A number that nobody knows, as OpenShift gives it, on volumes that were never used."""
+    with started(
+        images, *CONFINED, SHARED_MEMORY, "--user=12345:0", "--volume=/state", "--volume=/cache"
+    ) as number:
+        becomes_healthy(images, number)
+        began = time.monotonic()
+        images.run("stop", "--time=60", number)
+        assert time.monotonic() - began < 40
+        assert images.run("inspect", "--format", "{{.State.ExitCode}}", number).stdout.strip() == "0"
+
+
+def test_little_shared_memory(images: Docker) -> None:
+    """Docker's 64 MiB kill vLLM in the middle of its start; here they are refused before."""
+    line = refused(images, "--shm-size=64m", code=2)
+    assert "shared-memory" in line or "/dev/shm" in line
+
+
+def test_a_service_called_vllm(images: Docker) -> None:
+    """Kubernetes makes VLLM_PORT of it, which vLLM takes for its own."""
+    line = refused(images, SHARED_MEMORY, "--env=VLLM_PORT=tcp://1.2.3.4:80", code=2)
+    assert "VLLM_PORT" in line
+
+
+def test_a_volume_of_somebody_else(images: Docker) -> None:
+    """A state directory that cannot be written is named, with its user."""
+    line = refused(images, SHARED_MEMORY, "--tmpfs=/state:mode=0755,uid=0", code=6)
+    assert "/state" in line
+
+
+def test_a_full_state_volume(images: Docker) -> None:
+    """The journal has no room: serving begins and goes on all the same."""
+    with started(images, *CONFINED, SHARED_MEMORY, "--tmpfs=/state:size=16k,mode=1777", "--tmpfs=/cache:mode=1777") as number:
+        end = time.monotonic() + START_SECONDS
+        ask = "import urllib.request as web; print(web.urlopen('http://127.0.0.1:8000/health').status)"
+        while images.run("exec", number, "python", "-c", ask, check=False).stdout.strip() != "200":
+            log = images.run("logs", "--tail", "30", number)
+            assert images.run("inspect", "--format", "{{.State.Running}}", number).stdout.strip() == "true", log
+            assert time.monotonic() < end, log
+            time.sleep(1)
+
+
+def test_stop_at_once(images: Docker) -> None:
+    """A container's first process gets no signal that it has no handler for; this one has, from its first moment."""
+    with started(images, SHARED_MEMORY) as number:
+        began = time.monotonic()
+        images.run("stop", "--time=30", number)
+        assert time.monotonic() - began < 15

@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Dockerfiles, compose files and scripts as files: what can be wrong with them before anything is built."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import kimi_k3
+from kimi_k3.plan.budget import budgets
+from kimi_k3.profiles.load import load_profile
+from tests.docker.engine import compose_binary
+from tests.docker.pins import PINS, ROOT, variables
+from tests.surroundings import SURROUNDINGS
+
+DOCKERFILES = sorted((ROOT / "docker").glob("*.Dockerfile"))
+COMPOSE_FILES = sorted((ROOT / "docker" / "compose").glob("*.yaml"))
+SCRIPTS = [*(ROOT / "scripts").iterdir(), *(ROOT / "docker" / name for name in ("pip", "inventory", "aiter"))]
+FILLED = {
+    "KIMI_K3_HARDWARE": "mi325x",
+    "COMPOSE_PROFILES": "mi325x,grafana",
+    "KIMI_K3_MODEL_DIR": "/models",
+    "KIMI_K3_API_KEY_FILE": "/etc/hostname",
+    "KIMI_K3_RENDER_GID": "993",
+    "KIMI_K3_VIDEO_GID": "44",
+}
+
+
+def config(*arguments: str, **given: str) -> subprocess.CompletedProcess[str]:
+    """``docker compose config`` with these variables, which needs no engine."""
+    surroundings = {name: value for name, value in SURROUNDINGS.items() if not name.startswith("COMPOSE_")}
+    return subprocess.run(
+        [compose_binary(), *arguments, "config", "--format", "json"],
+        cwd=ROOT,
+        env={**surroundings, **given},
+        capture_output=True,
+        text=True,
+    )
+
+
+def services(*arguments: str, **given: str) -> dict[str, dict[str, object]]:
+    """The services as compose understands them."""
+    done = config(*arguments, **given)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, dict[str, object]] = json.loads(done.stdout)["services"]
+    return found
+
+
+@pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.name)
+def test_hadolint(path: Path) -> None:
+    """The usual mistakes of Dockerfiles are not made."""
+    done = subprocess.run([Path(sys.executable).with_name("hadolint"), path], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
+def test_shellcheck(path: Path) -> None:
+    """Nor those of shell scripts."""
+    done = subprocess.run([Path(sys.executable).with_name("shellcheck"), path], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+def test_one_wheel() -> None:
+    """Each Dockerfile has the stage that builds the wheel, to the letter: so it is built once for all."""
+    stages = set()
+    for path in DOCKERFILES:
+        found = re.search(r"^FROM \S+ AS wheel\n(.*?)^FROM", path.read_text(), re.MULTILINE | re.DOTALL)
+        assert found is not None
+        stages.add(found[1])
+    assert len(stages) == 1
+
+
+def test_version() -> None:
+    """Images are called after the package's version."""
+    assert PINS["VERSION"] == kimi_k3.__version__
+
+
+def test_every_pin_is_used() -> None:
+    """A pin that nothing reads would only seem to pin something."""
+    text = "".join(path.read_text() for path in COMPOSE_FILES)
+    assert {name for name in PINS if f"${{{name}}}" not in text} == set()
+
+
+def test_example() -> None:
+    """.env.example tells every variable that may be set, and no other."""
+    text = "".join(path.read_text() for path in (*COMPOSE_FILES, ROOT / "compose.yaml"))
+    asked = set(re.findall(r"\$\{(KIMI_K3_\w+)", text)) | {"COMPOSE_PROFILES"}
+    told = set(re.findall(r"^#?([A-Z][A-Z0-9_]+)=", (ROOT / ".env.example").read_text(), re.MULTILINE))
+    assert told == asked - {"KIMI_K3_WEIGHTS"}
+    required = {name for name, value in variables(ROOT / ".env.example").items() if not value}
+    assert required == set(re.findall(r"\$\{(\w+):\?", text))
+
+
+def test_cpu_needs_nothing() -> None:
+    """`docker compose --profile cpu up` works as it is."""
+    found = services("--profile", "cpu")
+    assert set(found) == {"engine", "sidecar", "prometheus"}
+    assert "devices" not in found["engine"]
+
+
+def test_mi325x_asks_for_what_must_be_set() -> None:
+    """One message per start, which says what to set and where to read it."""
+    for name in ("KIMI_K3_MODEL_DIR", "KIMI_K3_API_KEY_FILE", "KIMI_K3_RENDER_GID", "KIMI_K3_VIDEO_GID"):
+        done = config(**{**FILLED, name: ""})
+        assert done.returncode != 0
+        assert f"required variable {name} is missing a value: set it to" in done.stderr
+
+
+def test_mi325x_without_its_settings() -> None:
+    """The profile alone, without .env, starts nothing instead of everything but the engine."""
+    assert services("--profile", "mi325x") == {}
+
+
+@pytest.mark.parametrize("given", [{"COMPOSE_PROFILES": "cpu,grafana"}, FILLED], ids=["cpu", "mi325x"])
+def test_confined(given: dict[str, str]) -> None:
+    """No service has a capability, can become root, or writes into its image; none is open to other machines."""
+    found = services(**given)
+    assert set(found) == {"engine", "sidecar", "prometheus", "grafana"}
+    for service in found.values():
+        assert service["cap_drop"] == ["ALL"]
+        assert service["security_opt"] == ["no-new-privileges:true"]
+        assert service["read_only"] is True
+        assert "cap_add" not in service
+        assert "privileged" not in service
+        for port in service["ports"]:  # type: ignore[attr-defined]
+            assert port["host_ip"] == "127.0.0.1"
+
+
+def test_no_secret_in_the_environment() -> None:
+    """Keys are files: an environment is in every dump."""
+    found = services(**FILLED)
+    assert found["engine"]["environment"] == {"KIMI_K3_ACCEPT_LOSSY": "0"}
+    assert "--api-key-file=/run/secrets/api-key" in found["engine"]["command"]  # type: ignore[operator]
+
+
+def test_budgets_are_the_plans() -> None:
+    """Docker gives the default profile as long to end as the plan says it may take, or requests are cut off."""
+    for given, profile in (({"COMPOSE_PROFILES": "cpu"}, "cpu-tiny"), (FILLED, "ep8")):
+        grace = str(services(**given)["engine"]["stop_grace_period"])
+        minutes, seconds = re.fullmatch(r"(?:(\d+)m)?(?:(\d+)s)?", grace).groups("0")  # type: ignore[union-attr]
+        chosen = load_profile(profile)
+        plan = budgets(chosen.start_timeout_seconds, chosen.drain_timeout_seconds, chosen.readiness_delay_seconds)
+        assert int(minutes) * 60 + int(seconds) >= plan.termination_grace
