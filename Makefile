@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 WORKERS ?= 2
 SEED ?= $(shell date +%s)
 .DEFAULT_GOAL := help
-.PHONY: help install programs demo replay load fuzz test test-fast faults check format lock clean
+.PHONY: help install programs demo replay load fuzz images up down test test-fast faults check format lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -30,11 +30,22 @@ load: install ## the sidecar under load for a minute, on one core; prints rows f
 fuzz: install ## the sidecar's API against its own description, five minutes
 	@scripts/fuzz $(BIN) $(ARGS)
 
+images: ## build all images; the ROCm one pulls a large base
+	docker compose --profile cpu build
+	KIMI_K3_HARDWARE=mi325x KIMI_K3_MODEL_DIR=/ KIMI_K3_API_KEY_FILE=/dev/null KIMI_K3_RENDER_GID=0 KIMI_K3_VIDEO_GID=0 \
+	  docker compose --profile mi325x build engine
+
+up: ## in containers: vLLM on the CPU with a tiny checkpoint, sidecar, Prometheus; ready when it returns
+	docker compose --profile cpu up --detach --wait
+
+down: ## end what `make up` started, and remove its volumes
+	docker compose --profile cpu down --volumes
+
 test: install programs ## all tests, with a real vLLM on the CPU
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
 
 test-fast: install programs ## the tests that start no vLLM
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "not engine"
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -m "not engine"
 
 faults: install ## kill everything in every phase: 200 times a fake engine, 20 times a real one; SEED repeats a run
 	$(BIN)/python -m tests.supervisor.faults --seed $(SEED)
