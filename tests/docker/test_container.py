@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The engine's image alone, started as people start it, and in surroundings that are not as they should be."""
+"""The engine's image alone, as people start it, and in surroundings that are not as they should be."""
 
 from __future__ import annotations
 
@@ -83,18 +83,22 @@ def test_a_volume_of_somebody_else(images: Docker) -> None:
 
 def test_a_full_state_volume(images: Docker) -> None:
     """The journal has no room: serving begins and goes on all the same."""
-    with started(images, *CONFINED, SHARED_MEMORY, "--tmpfs=/state:size=16k,mode=1777", "--tmpfs=/cache:mode=1777") as number:
+    with started(
+        images, *CONFINED, SHARED_MEMORY, "--tmpfs=/state:size=16k,mode=1777", "--tmpfs=/cache:mode=1777"
+    ) as number:
         end = time.monotonic() + START_SECONDS
         ask = "import urllib.request as web; print(web.urlopen('http://127.0.0.1:8000/health').status)"
         while images.run("exec", number, "python", "-c", ask, check=False).stdout.strip() != "200":
             log = images.run("logs", "--tail", "30", number)
-            assert images.run("inspect", "--format", "{{.State.Running}}", number).stdout.strip() == "true", log
+            assert images.run("inspect", "--format", "{{.State.Running}}", number).stdout.strip() == "true", (
+                log
+            )
             assert time.monotonic() < end, log
             time.sleep(1)
 
 
 def test_stop_at_once(images: Docker) -> None:
-    """A container's first process gets no signal that it has no handler for; this one has, from its first moment."""
+    """A container's first process gets no signal that it has no handler for; this one soon has."""
     with started(images, SHARED_MEMORY) as number:
         began = time.monotonic()
         images.run("stop", "--time=30", number)

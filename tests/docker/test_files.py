@@ -61,7 +61,9 @@ def test_hadolint(path: Path) -> None:
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
 def test_shellcheck(path: Path) -> None:
     """Nor those of shell scripts."""
-    done = subprocess.run([Path(sys.executable).with_name("shellcheck"), path], capture_output=True, text=True)
+    done = subprocess.run(
+        [Path(sys.executable).with_name("shellcheck"), path], capture_output=True, text=True
+    )
     assert (done.returncode, done.stdout) == (0, "")
 
 
@@ -118,7 +120,7 @@ def test_mi325x_without_its_settings() -> None:
 
 @pytest.mark.parametrize("given", [{"COMPOSE_PROFILES": "cpu,grafana"}, FILLED], ids=["cpu", "mi325x"])
 def test_confined(given: dict[str, str]) -> None:
-    """No service has a capability, can become root, or writes into its image; none is open to other machines."""
+    """No service has a capability, can become root, writes into its image, or is open to other machines."""
     found = services(**given)
     assert set(found) == {"engine", "sidecar", "prometheus", "grafana"}
     for service in found.values():
@@ -139,10 +141,12 @@ def test_no_secret_in_the_environment() -> None:
 
 
 def test_budgets_are_the_plans() -> None:
-    """Docker gives the default profile as long to end as the plan says it may take, or requests are cut off."""
+    """Docker gives the default profile as long to end as the plan says; else requests are cut off."""
     for given, profile in (({"COMPOSE_PROFILES": "cpu"}, "cpu-tiny"), (FILLED, "ep8")):
         grace = str(services(**given)["engine"]["stop_grace_period"])
         minutes, seconds = re.fullmatch(r"(?:(\d+)m)?(?:(\d+)s)?", grace).groups("0")  # type: ignore[union-attr]
         chosen = load_profile(profile)
-        plan = budgets(chosen.start_timeout_seconds, chosen.drain_timeout_seconds, chosen.readiness_delay_seconds)
+        plan = budgets(
+            chosen.start_timeout_seconds, chosen.drain_timeout_seconds, chosen.readiness_delay_seconds
+        )
         assert int(minutes) * 60 + int(seconds) >= plan.termination_grace

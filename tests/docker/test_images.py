@@ -65,11 +65,19 @@ def test_inventory(images: Docker, image: str) -> None:
 
 def test_one_wheel_in_all(images: Docker) -> None:
     """The sidecar and the engine are of one build: the same files to the byte."""
-    place = "import kimi_k3, pathlib; print(*pathlib.Path(kimi_k3.__file__).parents[1].glob('kimi_k3*/RECORD'))"
+    place = (
+        "import kimi_k3, pathlib; print(*pathlib.Path(kimi_k3.__file__).parents[1].glob('kimi_k3*/RECORD'))"
+    )
     for image in (SIDECAR, CPU):
         assert inside(images, image, "python", "-c", place).strip().endswith("RECORD")
     records = {
-        inside(images, image, "python", "-c", place.replace("print(*", "print(*map(pathlib.Path.read_text, ") + ")")
+        inside(
+            images,
+            image,
+            "python",
+            "-c",
+            place.replace("print(*", "print(*map(pathlib.Path.read_text, ") + ")",
+        )
         for image in (SIDECAR, CPU)
     }
     assert len(records) == 1

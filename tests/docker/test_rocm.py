@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every instruction of the ROCm image's Dockerfile, on a base without ROCm.
 
-The base has the Python source of vLLM 0.33.0's wheel, a double of AITER and FlyDSL (tests/kernels/double) and a
-torch that is only a name. So the build is real, and what the kernels would do is not shown.
+The base has the Python source of vLLM 0.33.0's wheel, a double of AITER and FlyDSL (tests/kernels/double) and
+a torch that is only a name. So the build is real, and what the kernels would do is not shown.
 """
 
 from __future__ import annotations
@@ -59,7 +59,8 @@ def base(docker: Docker, tmp_path_factory: pytest.TempPathFactory) -> Base:
         (context / "Dockerfile").write_text(
             f"FROM {docker.variables['PYTHON_IMAGE']}\n"
             "COPY site /tmp/site\n"
-            "RUN cp -r /tmp/site/. \"$(python3 -c 'import sysconfig; print(sysconfig.get_path(\"purelib\"))')\"\n"
+            "RUN python3 -c 'import shutil, sysconfig; "
+            'shutil.copytree("/tmp/site", sysconfig.get_path("purelib"), dirs_exist_ok=True)\'\n'
         )
         docker.run("build", "--tag", f"{name}:base", context)
         return f"{name}:base"
@@ -69,7 +70,9 @@ def base(docker: Docker, tmp_path_factory: pytest.TempPathFactory) -> Base:
 
 def build(docker: Docker, base: str, *, check: bool = True, **given: str) -> str:
     """Build the image on a base; what it printed."""
-    return docker.compose("--profile", "mi325x", "build", "engine", check=check, **GFX942, ROCM_IMAGE=base, **given)
+    return docker.compose(
+        "--profile", "mi325x", "build", "engine", check=check, **GFX942, ROCM_IMAGE=base, **given
+    )
 
 
 def test_image(docker: Docker, base: Base) -> None:
@@ -81,10 +84,22 @@ def test_image(docker: Docker, base: Base) -> None:
     assert found["Labels"]["org.opencontainers.image.base.name"] == "good:base"
     told = inside(docker, IMAGE, "cat", "/opt/kimi-k3/versions.txt").split()
     assert {f"vllm=={VLLM}", f"torch=={TORCH}", f"kimi_k3_gfx942=={kimi_k3.__version__}"} <= set(told)
-    seen = inside(docker, IMAGE, "python", "-c", "import torch, vllm.version; print(torch.__file__, vllm.__file__)")
+    seen = inside(
+        docker, IMAGE, "python", "-c", "import torch, vllm.version; print(torch.__file__, vllm.__file__)"
+    )
     assert "/opt/kimi-k3" not in seen
-    kernels = inside(docker, IMAGE, "kimi-k3", "kernels", "check", "--profile", "tp8", "--json",
-                     "--cache-dir", "/opt/kimi-k3/kernels")
+    kernels = inside(
+        docker,
+        IMAGE,
+        "kimi-k3",
+        "kernels",
+        "check",
+        "--profile",
+        "tp8",
+        "--json",
+        "--cache-dir",
+        "/opt/kimi-k3/kernels",
+    )
     assert json.loads(kernels)["exit_code"] == 0
 
 
@@ -95,7 +110,9 @@ def test_image(docker: Docker, base: Base) -> None:
         ("silu", {"kernels": SILU}, "aiter-activation"),
     ],
 )
-def test_a_base_that_cannot_serve(docker: Docker, base: Base, name: str, given: dict[str, object], said: str) -> None:
+def test_a_base_that_cannot_serve(
+    docker: Docker, base: Base, name: str, given: dict[str, object], said: str
+) -> None:
     """The build ends, and its last words are the reason."""
     log = build(docker, base(name, **given), check=False)
     assert "failed to solve" in log
@@ -103,7 +120,7 @@ def test_a_base_that_cannot_serve(docker: Docker, base: Base, name: str, given: 
 
 
 def test_aiter_is_replaced_where_it_must_be(docker: Docker, base: Base) -> None:
-    """An AITER that computes another activation gives way to the wheel that was named; a good one does not."""
+    """An AITER with another activation gives way to the wheel that was named; a good one does not."""
     wheel = "amd_aiter-0.1.30-py3-none-any.whl"
     place = docker.checkout / "docker" / "wheels" / wheel
     with zipfile.ZipFile(place, "w") as archive:

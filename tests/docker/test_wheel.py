@@ -21,7 +21,16 @@ def build(directory: Path, *, mode: int, seconds: int) -> bytes:
     for path in filter(Path.is_file, directory.rglob("*")):
         path.chmod(mode)
         os.utime(path, (seconds, seconds))
-    command = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", directory / "out"]
+    command = [
+        sys.executable,
+        "-m",
+        "hatchling",
+        "build",
+        "--target",
+        "wheel",
+        "--directory",
+        directory / "out",
+    ]
     subprocess.run(command, cwd=directory, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     (wheel,) = (directory / "out").iterdir()
     return wheel.read_bytes()

@@ -22,7 +22,10 @@ def test_what_it_says(tmp_path: Path, engine: FakeEngine, capsys: pytest.Capture
     command = ["healthcheck", "--state-dir", str(tmp_path)]
     assert run(command) == 1
     assert "no supervisor's record" in capsys.readouterr().out
-    write(tmp_path, journal(supervisor(phases=phases(Phase.CONVERTING), canary=None, engine_url=engine.url), rank(0)))
+    write(
+        tmp_path,
+        journal(supervisor(phases=phases(Phase.CONVERTING), canary=None, engine_url=engine.url), rank(0)),
+    )
     assert run(command) == 1
     assert "The deployment is converting" in capsys.readouterr().out
     write(tmp_path, journal(supervisor(engine_url=engine.url), rank(0)))

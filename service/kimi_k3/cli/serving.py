@@ -142,7 +142,7 @@ def sidecar(
 
 
 def healthcheck(state_dir: StateDir = None) -> int:
-    """Exit with 0 when traffic may come to this machine's deployment, else with 1 and why not, in one line."""
+    """Exit with 0 when traffic may come to this deployment, else with 1, and say why not."""
     from kimi_k3.sidecar.healthcheck import check
     from kimi_k3.sidecar.settings import Settings
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``kimi-k3 healthcheck``: what ``/readyz`` would say, once and without a sidecar, for a container's check."""
+"""``kimi-k3 healthcheck``: what ``/readyz`` says, without a sidecar, for a container's own check."""
 
 from __future__ import annotations
 

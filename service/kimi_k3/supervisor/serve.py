@@ -17,6 +17,7 @@ from kimi_k3.errors import OperatorError
 from kimi_k3.journal.models import CheckpointSummary, Notice, PlannedMemory, SupervisorRecord
 from kimi_k3.journal.writer import now
 from kimi_k3.kernels.entry import CACHE
+from kimi_k3.kernels.shipped import bring
 from kimi_k3.kernels.wanted import built_directory, probe_directory
 from kimi_k3.plan.chosen import chosen_profile
 from kimi_k3.plan.compose import planned_rank
@@ -137,6 +138,12 @@ def _with_kernels(deployment: Deployment, report: Callable[[str], None]) -> dict
     """The inherited environment, with the kernels of ``kernels build`` unless the operator names others."""
     inherited = dict(os.environ)
     if _on_int4(deployment) and CACHE not in inherited:
+        try:
+            bring(inherited)
+        except OSError as error:
+            report(
+                f"kernels: the image's cannot be copied ({error}): they are compiled when they are first used"
+            )
         directory = built_directory(inherited)
         if directory is not None:
             report(f"kernels: those in {directory} are used ({CACHE})")
