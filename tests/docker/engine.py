@@ -24,6 +24,7 @@ ROOT = Path(__file__).parents[2]
 STAND_IN = "python:stand-in"
 CERTIFICATES = "SSL_CERT_FILE"
 MINUTES = 60.0
+NOTHING: Mapping[str, str] = {}
 
 DEBIANS_PROMETHEUS = f"""
 FROM {STAND_IN}
@@ -48,13 +49,17 @@ class Docker:
     project: str = "kimi-k3"
 
     def run(
-        self, *command: object, timeout: float = 5 * MINUTES, check: bool = True, **variables: str
+        self,
+        *command: object,
+        timeout: float = 5 * MINUTES,
+        check: bool = True,
+        given: Mapping[str, str] = NOTHING,
     ) -> subprocess.CompletedProcess[str]:
         """``docker COMMAND...`` in the checkout."""
         done = subprocess.run(
             ["docker", *map(str, command)],
             cwd=self.checkout,
-            env={**self.variables, **variables},
+            env={**self.variables, **given},
             capture_output=True,
             text=True,
             timeout=timeout,
@@ -67,10 +72,14 @@ class Docker:
         return done
 
     def compose(
-        self, *command: object, timeout: float = 20 * MINUTES, check: bool = True, **variables: str
+        self,
+        *command: object,
+        timeout: float = 20 * MINUTES,
+        check: bool = True,
+        given: Mapping[str, str] = NOTHING,
     ) -> str:
         """``docker compose COMMAND...``; what it printed, errors as well."""
-        done = self.run("compose", "-p", self.project, *command, timeout=timeout, check=check, **variables)
+        done = self.run("compose", "-p", self.project, *command, timeout=timeout, check=check, given=given)
         return done.stdout + done.stderr
 
 

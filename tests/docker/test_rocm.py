@@ -10,13 +10,13 @@ from __future__ import annotations
 import json
 import shutil
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import PurePosixPath
 
 import pytest
 
 import kimi_k3
-from tests.docker.engine import Docker
+from tests.docker.engine import NOTHING, Docker
 from tests.docker.test_images import inside, inspected
 from tests.kernels.doubles import Generation, install, k3_rows
 from tests.preflight.node import AITER_KERNELS
@@ -68,16 +68,16 @@ def base(docker: Docker, tmp_path_factory: pytest.TempPathFactory) -> Base:
     return make
 
 
-def build(docker: Docker, base: str, *, check: bool = True, **given: str) -> str:
+def build(docker: Docker, base: str, *, check: bool = True, given: Mapping[str, str] = NOTHING) -> str:
     """Build the image on a base; what it printed."""
     return docker.compose(
-        "--profile", "mi325x", "build", "engine", check=check, **GFX942, ROCM_IMAGE=base, **given
+        "--profile", "mi325x", "build", "engine", check=check, given={**GFX942, "ROCM_IMAGE": base, **given}
     )
 
 
 def test_image(docker: Docker, base: Base) -> None:
     """Stock vLLM as it was, our package beside it, kernels compiled ahead; not root, with an inventory."""
-    log = build(docker, base("good"), KERNELS="ahead", KERNELS_PROFILE="tp8")
+    log = build(docker, base("good"), given={"KERNELS": "ahead", "KERNELS_PROFILE": "tp8"})
     assert "packages are as they were" in log
     found = inspected(docker, IMAGE)["Config"]
     assert found["User"] == "10001:0"
@@ -133,9 +133,9 @@ def test_aiter_is_replaced_where_it_must_be(docker: Docker, base: Base) -> None:
         archive.writestr(f"{info}/RECORD", "")
     try:
         given = {"AITER_REPLACEMENT": f"/docker/wheels/{wheel}"}
-        log = build(docker, base("old", kernels=SILU), **given)
+        log = build(docker, base("old", kernels=SILU), given=given)
         assert "aiter: replaced by" in log
         assert "amd-aiter==0.1.30" in inside(docker, IMAGE, "cat", "/opt/kimi-k3/versions.txt").split()
-        assert "is not needed" in build(docker, base("new"), **given)
+        assert "is not needed" in build(docker, base("new"), given=given)
     finally:
         place.unlink()
