@@ -5,15 +5,18 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 import kimi_k3
 from kimi_k3.plan.budget import budgets
 from kimi_k3.profiles.load import load_profile
+from kimi_k3.sidecar.metrics import METRICS
 from tests.docker.engine import compose_binary
 from tests.docker.pins import PINS, ROOT, variables
 from tests.surroundings import SURROUNDINGS
@@ -21,6 +24,7 @@ from tests.surroundings import SURROUNDINGS
 DOCKERFILES = sorted((ROOT / "docker").glob("*.Dockerfile"))
 COMPOSE_FILES = sorted((ROOT / "docker" / "compose").glob("*.yaml"))
 SCRIPTS = [*(ROOT / "scripts").iterdir(), *(ROOT / "docker" / name for name in ("pip", "inventory", "aiter"))]
+RULES = ROOT / "helm/kimi-k3-gfx942/files/rules/kimi-k3.yaml"
 FILLED = {
     "KIMI_K3_HARDWARE": "mi325x",
     "COMPOSE_PROFILES": "mi325x,grafana",
@@ -150,3 +154,43 @@ def test_budgets_are_the_plans() -> None:
             chosen.start_timeout_seconds, chosen.drain_timeout_seconds, chosen.readiness_delay_seconds
         )
         assert int(minutes) * 60 + int(seconds) >= plan.termination_grace
+
+
+def test_rules() -> None:
+    """Prometheus takes the configuration and the rules that it is started with."""
+    if shutil.which("promtool") is None:
+        pytest.skip("no promtool on this machine; run scripts/programs")
+    for command, path in (("rules", RULES), ("config", ROOT / "docker" / "prometheus" / "prometheus.yml")):
+        arguments = ["--syntax-only"] if command == "config" else []
+        done = subprocess.run(
+            ["promtool", "check", command, *arguments, path], capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_dashboards() -> None:
+    """Every metric of ours that a dashboard or a rule names is one that the sidecar tells; each panel is described."""
+    known = {metric.name for metric in METRICS}
+    named = set(re.findall(r"\bkimi_k3_\w+", RULES.read_text()))
+    for path in (ROOT / "helm/kimi-k3-gfx942/files/dashboards").glob("*.json"):
+        dashboard = json.loads(path.read_text())
+        for panel in dashboard["panels"]:
+            assert panel["description"]
+            assert panel["fieldConfig"]["defaults"]["unit"]
+            assert panel["fieldConfig"]["defaults"]["noValue"]
+            for target in panel["targets"]:
+                named |= set(re.findall(r"\bkimi_k3_\w+", target["expr"]))
+    assert named
+    assert named - {"kimi_k3_phase"} <= known
+
+
+def test_grafana_finds_them() -> None:
+    """Data source and dashboards are where Grafana's provisioning looks, and under the names that it knows."""
+    provisioning = ROOT / "docker" / "grafana" / "provisioning"
+    (source,) = yaml.safe_load((provisioning / "datasources" / "prometheus.yaml").read_text())["datasources"]
+    assert (source["type"], source["url"]) == ("prometheus", "http://prometheus:9090")
+    (provider,) = yaml.safe_load((provisioning / "dashboards" / "kimi-k3.yaml").read_text())["providers"]
+    grafana = services(COMPOSE_PROFILES="cpu,grafana")["grafana"]
+    mounted = {one["target"]: Path(one["source"]) for one in grafana["volumes"] if one["type"] == "bind"}  # type: ignore[attr-defined]
+    assert mounted["/etc/grafana/provisioning"] == provisioning
+    assert list(mounted[provider["options"]["path"]].glob("*.json"))

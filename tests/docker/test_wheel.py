@@ -31,7 +31,13 @@ def build(directory: Path, *, mode: int, seconds: int) -> bytes:
         "--directory",
         directory / "out",
     ]
-    subprocess.run([str(part) for part in command], cwd=directory, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    subprocess.run(
+        [str(part) for part in command],
+        cwd=directory,
+        check=True,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
     (wheel,) = (directory / "out").iterdir()
     return wheel.read_bytes()
 
