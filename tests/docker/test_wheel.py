@@ -21,23 +21,8 @@ def build(directory: Path, *, mode: int, seconds: int) -> bytes:
     for path in filter(Path.is_file, directory.rglob("*")):
         path.chmod(mode)
         os.utime(path, (seconds, seconds))
-    command = [
-        sys.executable,
-        "-m",
-        "hatchling",
-        "build",
-        "--target",
-        "wheel",
-        "--directory",
-        directory / "out",
-    ]
-    subprocess.run(
-        [str(part) for part in command],
-        cwd=directory,
-        check=True,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
+    command = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", "out"]
+    subprocess.run(command, cwd=directory, check=True, capture_output=True)
     (wheel,) = (directory / "out").iterdir()
     return wheel.read_bytes()
 
