@@ -20,7 +20,7 @@ FROM ${ROCM_IMAGE} AS installed
 ARG AITER_REPLACEMENT
 ARG CYCLONEDX
 # hadolint ignore=DL3002
-USER root
+USER 0
 WORKDIR /opt/kimi-k3
 # What the base has is seen from the new environment; what we bring lies in it, where the base never looks.
 RUN --mount=type=bind,source=docker,target=/docker \
@@ -43,6 +43,7 @@ FROM installed AS kernels-ahead
 ARG KERNELS_PROFILE
 RUN bin/kimi-k3 kernels build --profile "${KERNELS_PROFILE}" --cache-dir /opt/kimi-k3/kernels
 
+# hadolint ignore=DL3006
 FROM kernels-${KERNELS}
 ARG VERSION
 ARG ROCM_IMAGE
