@@ -4,7 +4,7 @@ ARG PYTHON_IMAGE
 FROM ${PYTHON_IMAGE} AS wheel
 WORKDIR /src
 COPY requirements-dev.lock ./
-RUN --mount=type=bind,source=docker,target=/docker --mount=type=secret,id=ca --mount=type=secret,id=pip \
+RUN --mount=type=bind,source=docker/build,target=/docker --mount=type=secret,id=ca --mount=type=secret,id=pip \
     --mount=type=cache,target=/root/.cache/pip \
     python3 -m venv --without-pip /build \
     && /docker/pip --python /build/bin/python install --quiet --constraint requirements-dev.lock hatchling
@@ -18,16 +18,16 @@ ARG CYCLONEDX
 RUN python3 -m venv --without-pip /opt/kimi-k3
 COPY requirements.lock /opt/kimi-k3/
 # Without dependencies: the lock is complete, and leaves out what must not be beside torch's CPU build.
-RUN --mount=type=bind,source=docker,target=/docker --mount=type=secret,id=ca --mount=type=secret,id=pip \
+RUN --mount=type=bind,source=docker/build,target=/docker --mount=type=secret,id=ca --mount=type=secret,id=pip \
     --mount=type=cache,target=/root/.cache/pip \
     grep '^torch==' /opt/kimi-k3/requirements.lock > /tmp/torch.lock \
     && /docker/pip --python /opt/kimi-k3/bin/python install --quiet --no-deps --extra-index-url "${TORCH_INDEX}" \
       --requirement /tmp/torch.lock \
     && /docker/pip --python /opt/kimi-k3/bin/python install --quiet --no-deps \
       --requirement /opt/kimi-k3/requirements.lock
-RUN --mount=type=bind,source=docker,target=/docker --mount=type=bind,from=wheel,source=/wheel,target=/wheel \
+RUN --mount=type=bind,source=docker/build,target=/docker --mount=type=bind,from=wheel,source=/wheel,target=/wheel \
     /docker/pip --python /opt/kimi-k3/bin/python install --quiet --no-deps --no-index /wheel/*.whl
-RUN --mount=type=bind,source=docker,target=/docker --mount=type=secret,id=ca --mount=type=secret,id=pip \
+RUN --mount=type=bind,source=docker/build,target=/docker --mount=type=secret,id=ca --mount=type=secret,id=pip \
     --mount=type=cache,target=/root/.cache/pip \
     /docker/inventory /opt/kimi-k3 "${CYCLONEDX}"
 

@@ -8,7 +8,7 @@ ARG KERNELS
 FROM ${PYTHON_IMAGE} AS wheel
 WORKDIR /src
 COPY requirements-dev.lock ./
-RUN --mount=type=bind,source=docker,target=/docker --mount=type=secret,id=ca --mount=type=secret,id=pip \
+RUN --mount=type=bind,source=docker/build,target=/docker --mount=type=secret,id=ca --mount=type=secret,id=pip \
     --mount=type=cache,target=/root/.cache/pip \
     python3 -m venv --without-pip /build \
     && /docker/pip --python /build/bin/python install --quiet --constraint requirements-dev.lock hatchling
@@ -23,17 +23,17 @@ ARG CYCLONEDX
 USER 0
 WORKDIR /opt/kimi-k3
 # What the base has is seen from the new environment; what we bring lies in it, where the base never looks.
-RUN --mount=type=bind,source=docker,target=/docker \
+RUN --mount=type=bind,source=docker/build,target=/docker \
     python3 /docker/base record base.json constraints.txt \
     && python3 -m venv --without-pip --system-site-packages /opt/kimi-k3 \
     && python3 /docker/base path > "$(bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/base.pth"
-RUN --mount=type=bind,source=docker,target=/docker --mount=type=secret,id=ca --mount=type=secret,id=pip \
+RUN --mount=type=bind,source=docker/build,target=/docker --mount=type=secret,id=ca --mount=type=secret,id=pip \
     --mount=type=cache,target=/root/.cache/pip --mount=type=bind,from=wheel,source=/wheel,target=/wheel \
     /docker/pip --python /opt/kimi-k3/bin/python install --quiet --constraint constraints.txt /wheel/*.whl \
     && bin/python /docker/base check base.json
-RUN --mount=type=bind,source=docker,target=/docker --mount=type=secret,id=ca --mount=type=secret,id=pip \
+RUN --mount=type=bind,source=docker/build,target=/docker --mount=type=secret,id=ca --mount=type=secret,id=pip \
     /docker/aiter "${AITER_REPLACEMENT}"
-RUN --mount=type=bind,source=docker,target=/docker --mount=type=secret,id=ca --mount=type=secret,id=pip \
+RUN --mount=type=bind,source=docker/build,target=/docker --mount=type=secret,id=ca --mount=type=secret,id=pip \
     --mount=type=cache,target=/root/.cache/pip \
     /docker/inventory /opt/kimi-k3 "${CYCLONEDX}"
 

@@ -163,7 +163,7 @@ def _copy_of_the_project(checkout: Path) -> None:
             "--quiet",
             "--no-deps",
             "--dest",
-            checkout / "docker/wheels",
+            checkout / "docker/build/wheels",
             torch,
         ],
         check=True,

@@ -24,7 +24,10 @@ from tests.surroundings import SURROUNDINGS
 
 DOCKERFILES = sorted((ROOT / "docker").glob("*.Dockerfile"))
 COMPOSE_FILES = sorted((ROOT / "docker" / "compose").glob("*.yaml"))
-SCRIPTS = [*(ROOT / "scripts").iterdir(), *(ROOT / "docker" / name for name in ("pip", "inventory", "aiter"))]
+SCRIPTS = [
+    *(ROOT / "scripts").iterdir(),
+    *(ROOT / "docker" / "build" / name for name in ("pip", "inventory", "aiter")),
+]
 RULES = ROOT / "helm/kimi-k3-gfx942/files/rules/kimi-k3.yaml"
 FILLED = {
     "KIMI_K3_HARDWARE": "mi325x",

@@ -122,7 +122,7 @@ def test_a_base_that_cannot_serve(
 def test_aiter_is_replaced_where_it_must_be(docker: Docker, base: Base) -> None:
     """An AITER with another activation gives way to the wheel that was named; a good one does not."""
     wheel = "amd_aiter-0.1.30-py3-none-any.whl"
-    place = docker.checkout / "docker" / "wheels" / wheel
+    place = docker.checkout / "docker" / "build" / "wheels" / wheel
     with zipfile.ZipFile(place, "w") as archive:
         archive.writestr(f"{AITER_KERNELS}/moe_2stage_a16wmix/__init__.py", ACTIVATION)
         for part in PurePosixPath(AITER_KERNELS).parents:
