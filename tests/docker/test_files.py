@@ -24,10 +24,8 @@ from tests.surroundings import SURROUNDINGS
 
 DOCKERFILES = sorted((ROOT / "docker").glob("*.Dockerfile"))
 COMPOSE_FILES = sorted((ROOT / "docker" / "compose").glob("*.yaml"))
-SCRIPTS = [
-    *(ROOT / "scripts").iterdir(),
-    *(ROOT / "docker" / "build" / name for name in ("pip", "inventory", "aiter")),
-]
+BUILD = ROOT / "docker" / "build"
+SCRIPTS = [*(ROOT / "scripts").iterdir(), *(BUILD / name for name in ("pip", "inventory", "aiter"))]
 RULES = ROOT / "helm/kimi-k3-gfx942/files/rules/kimi-k3.yaml"
 FILLED = {
     "KIMI_K3_HARDWARE": "mi325x",
