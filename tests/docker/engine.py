@@ -107,7 +107,6 @@ def running_engine(directory: Path) -> Iterator[Docker]:
         **SURROUNDINGS,
         "DOCKER_HOST": host,
         "DOCKER_CONFIG": str(configuration),
-        "DOCKER_BUILDKIT": "1",
         "BUILDKIT_PROGRESS": "plain",
     }
     if CERTIFICATES in SURROUNDINGS:
