@@ -17,14 +17,15 @@ ARG TORCH_INDEX
 ARG CYCLONEDX
 RUN python3 -m venv --without-pip /opt/kimi-k3
 COPY requirements.lock /opt/kimi-k3/
-# Without dependencies: the lock is complete, and leaves out what must not be beside torch's CPU build.
+# Without dependencies: the lock is complete, and leaves out what must not be beside torch's CPU build. Triton has no
+# CPU back end: vLLM only says so.
 RUN --mount=type=bind,source=docker/build,target=/docker --mount=type=secret,id=ca --mount=type=secret,id=pip \
     --mount=type=cache,target=/root/.cache/pip \
     grep '^torch==' /opt/kimi-k3/requirements.lock > /tmp/torch.lock \
     && /docker/pip --python /opt/kimi-k3/bin/python install --quiet --no-deps --extra-index-url "${TORCH_INDEX}" \
       --requirement /tmp/torch.lock \
-    && /docker/pip --python /opt/kimi-k3/bin/python install --quiet --no-deps \
-      --requirement /opt/kimi-k3/requirements.lock
+    && grep -v '^triton==' /opt/kimi-k3/requirements.lock > /tmp/cpu.lock \
+    && /docker/pip --python /opt/kimi-k3/bin/python install --quiet --no-deps --requirement /tmp/cpu.lock
 RUN --mount=type=bind,source=docker/build,target=/docker --mount=type=bind,from=wheel,source=/wheel,target=/wheel \
     /docker/pip --python /opt/kimi-k3/bin/python install --quiet --no-deps --no-index /wheel/*.whl
 RUN --mount=type=bind,source=docker/build,target=/docker --mount=type=secret,id=ca --mount=type=secret,id=pip \
