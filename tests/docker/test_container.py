@@ -7,6 +7,7 @@ import contextlib
 import json
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -66,7 +67,7 @@ def test_any_user(images: Docker) -> None:
 def test_little_shared_memory(images: Docker) -> None:
     """Docker's 64 MiB kill vLLM in the middle of its start; here they are refused before."""
     line = refused(images, "--shm-size=64m", code=2)
-    assert "shared-memory" in line or "/dev/shm" in line
+    assert "/dev/shm has 64 MiB" in line
 
 
 def test_a_service_called_vllm(images: Docker) -> None:
@@ -75,10 +76,10 @@ def test_a_service_called_vllm(images: Docker) -> None:
     assert "VLLM_PORT" in line
 
 
-def test_a_volume_of_somebody_else(images: Docker) -> None:
-    """A state directory that cannot be written is named, with its user."""
-    line = refused(images, SHARED_MEMORY, "--tmpfs=/state:mode=0755,uid=0", code=6)
-    assert "/state" in line
+def test_a_volume_of_somebody_else(images: Docker, tmp_path: Path) -> None:
+    """A state directory that cannot be written is named."""
+    line = refused(images, SHARED_MEMORY, f"--volume={tmp_path}:/state", code=6)
+    assert "state directory /state" in line
 
 
 def test_a_full_state_volume(images: Docker) -> None:
