@@ -42,10 +42,10 @@ down: ## end what `make up` started, and remove its volumes
 	docker compose --profile cpu down --volumes
 
 test: install programs ## all tests, with a real vLLM on the CPU
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
 test-fast: install programs ## the tests that start no vLLM
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -m "not engine"
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "not engine"
 
 faults: install ## kill everything in every phase: 200 times a fake engine, 20 times a real one; SEED repeats a run
 	$(BIN)/python -m tests.supervisor.faults --seed $(SEED)

@@ -5,19 +5,9 @@ from __future__ import annotations
 
 import signal
 
-import pytest
-
 import tests.surroundings  # noqa: F401  (first: it records the environment before anything is imported)
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell ignores SIGINT for what it starts in the background, and children inherit that: the tests
     # that send a Ctrl-C would wait for ever. With a handler here, children start with the default.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """With several workers, a file's tests share one, and so do all that need the one Docker engine."""
-    for item in items:
-        path = item.path
-        group = path.parent if path.parent.name == "docker" else path
-        item.add_marker(pytest.mark.xdist_group(str(group)))
