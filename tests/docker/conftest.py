@@ -20,7 +20,7 @@ UNFINISHED = "TEST_DOCKER"
 def docker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Docker]:
     """An engine with the base images; without one these tests are skipped, but not where CI runs."""
     if UNFINISHED not in os.environ:
-        pytest.skip(f"written, tried by hand, not yet run as a whole: set {UNFINISHED}=1 to run it")
+        pytest.skip(f"not yet run as a whole (docs/docker.md: what was tried): {UNFINISHED}=1 runs it")
     if (why := why_not()) is not None:
         if os.environ.get("CI"):
             pytest.fail(why)
