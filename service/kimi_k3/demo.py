@@ -104,7 +104,8 @@ def _follow(console: Console, status: str, children: tuple[subprocess.Popen[byte
                 if child.poll() is not None:
                     raise _failure(child, log)
             startup = _get(f"{status}/startupz")
-            if startup is not None:
+            # The sidecar may be there before the supervisor has written anything.
+            if startup is not None and startup["phase"] is not None:
                 phase = Phase(startup["phase"])
                 if phase is not current:
                     if not console.is_terminal:

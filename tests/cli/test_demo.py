@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import io
 import socket
 import sys
 import threading
@@ -10,6 +11,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from kimi_k3 import demo
 from kimi_k3.words.addresses import HOST
@@ -71,3 +73,18 @@ def test_what_is_set_for_a_real_deployment_is_not_for_the_toy(
     printed = (tmp_path / "log").read_text()
     assert "PATH=" in printed
     assert "KIMI_K3_" not in printed
+
+
+def test_a_sidecar_that_is_there_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """In a fresh checkout the supervisor is the slower one; until it writes, no phase is known."""
+    told = [
+        None,
+        {"phase": None, "fraction": None},
+        {"phase": "loading", "fraction": None},
+        {"phase": "ready", "fraction": None},
+        {},
+    ]
+    monkeypatch.setattr(demo, "_get", lambda _: told.pop(0))
+    monkeypatch.setattr(demo, "POLL_SECONDS", 0.0)
+    demo._follow(Console(file=io.StringIO()), "http://sidecar", (), tmp_path / "serve.log")
+    assert told == []
