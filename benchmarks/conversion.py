@@ -14,7 +14,7 @@ import os
 import platform
 import statistics
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -36,14 +36,21 @@ if TYPE_CHECKING:
     from kimi_k3.conversion.loss import Loss
 
 REPEATS = 9
-CPU_REPEATS = 60
-"""Some seconds: a core that is shared with others is faster and slower by turns."""
 UPSTREAM_REPEATS = 3
+CPU_ROUNDS, CPU_REPEATS = 9, 12
+"""Rounds over all layers and ways, and repetitions of each of ours in a round."""
 #: Bytes per group of 32: nibbles and a scale read, nibbles and a scale written.
 GROUP_BYTES = 16 + 1 + 16 + 2
 COPY_BYTES = 4 << 30
 #: On a CPU this part of a layer's experts stands for the layer: 8 of EP8, 64 of TP8, as many weights.
 CPU_PART = 14
+
+
+CPU_WAYS = (
+    (mse_rule(), Int4Layout.AITER),
+    (mse_rule(), Int4Layout.PLAIN),
+    (amax_rule(), Int4Layout.AITER),
+)
 
 
 @dataclass(frozen=True)
@@ -64,6 +71,15 @@ LAYERS = {
     "EP8": (Matrix(112, 6144, 3584), Matrix(112, 3584, 3072)),
     "TP8": (Matrix(896, 768, 3584), Matrix(896, 3584, 384)),
 }
+
+
+@dataclass
+class Measured:
+    """One way, one projection."""
+
+    seconds: list[float] = field(default_factory=list)
+    extra_bytes: int | None = None
+    loss: Loss | None = None
 
 
 @dataclass(frozen=True)
@@ -143,8 +159,14 @@ class Gpu:
         del done
         return torch.cuda.max_memory_allocated() - before
 
-    def measure(self, matrix: Matrix, seed: int) -> dict[str, tuple[list[float], int, Loss | None]]:
-        """Seconds, extra bytes and loss of each way, for one projection."""
+    def measure(self) -> dict[str, list[dict[str, Measured]]]:
+        """Per layer and projection: each way."""
+        return {
+            layer: [self._projection(matrix, seed) for seed, matrix in enumerate(matrices)]
+            for layer, matrices in self.layers.items()
+        }
+
+    def _projection(self, matrix: Matrix, seed: int) -> dict[str, Measured]:
         source, e8m0 = quantised(matrix, self.device, seed)
         packed, rule = source.clone(), mse_rule()
 
@@ -158,7 +180,7 @@ class Gpu:
             restore()
             return total(self.gpu.convert(packed, e8m0, rule, Int4Layout.AITER)[1].losses())
 
-        found: dict[str, tuple[list[float], int, Loss | None]] = {}
+        found: dict[str, Measured] = {}
         copies: list[torch.Tensor] = []
 
         def copy() -> None:
@@ -171,7 +193,7 @@ class Gpu:
 
         seconds = self._time(steps, UPSTREAM_REPEATS, copy)
         copy()
-        found["upstream's steps"] = (seconds, self._extra(steps), loss(amax_rule()))
+        found["upstream's steps"] = Measured(seconds, self._extra(steps), loss(amax_rule()))
         copy()
         nibbles, scales = upstream.convert(copies)
         restore()
@@ -181,9 +203,8 @@ class Gpu:
         del nibbles, scales, bits
         for way, target in (("out of place", torch.empty_like(packed)), ("in place", packed)):
             start = partial(ours, target)
-            found[f"ours, {way}"] = (
-                self._time(start, REPEATS, restore), self._extra(start), loss(rule)
-            )  # fmt: skip
+            seconds = self._time(start, REPEATS, restore)
+            found[f"ours, {way}"] = Measured(seconds, self._extra(start), loss(rule))
         return found
 
 
@@ -204,59 +225,65 @@ class Cpu:
             for name, matrices in LAYERS.items()
         }
 
-    def measure(self, matrix: Matrix, seed: int) -> dict[str, tuple[list[float], int | None, Loss | None]]:
-        """As :meth:`Gpu.measure`, but nothing counts the memory."""
+    def measure(self) -> dict[str, list[dict[str, Measured]]]:
+        """As :meth:`Gpu.measure`, but nothing counts the memory.
+
+        In rounds of everything, as a core that is shared with others is faster and slower by turns.
+        """
+        found = {
+            layer: [self._begin(matrix, seed) for seed, matrix in enumerate(matrices)]
+            for layer, matrices in self.layers.items()
+        }
+        for _ in range(CPU_ROUNDS):
+            for parts in found.values():
+                for source, e8m0, ways in parts:
+                    self._round(source, e8m0, ways)
+        return {layer: [ways for _, _, ways in parts] for layer, parts in found.items()}
+
+    def _begin(self, matrix: Matrix, seed: int) -> tuple[torch.Tensor, torch.Tensor, dict[str, Measured]]:
+        """A projection, and its ways with their losses, compiled and not yet measured."""
         source, e8m0 = quantised(matrix, self.device, seed)
-        packed = source.clone()
-        found: dict[str, tuple[list[float], int | None, Loss | None]] = {}
+        ways = {"upstream's steps": Measured()}
+        for rule, layout in CPU_WAYS:
+            loss = total(cpu.convert(source.numpy().copy(), e8m0.numpy(), rule, layout)[1].losses())
+            ways[f"ours, in place, {rule.name}, {layout}"] = Measured(loss=loss)
+        return source, e8m0, ways
 
-        def timed(work: Callable[[], object], repeats: int) -> list[float]:
+    def _round(self, source: torch.Tensor, e8m0: torch.Tensor, ways: dict[str, Measured]) -> None:
+        """Upstream's steps once and each of ours some times, after one that is not counted."""
+        steps, *ours = ways.values()
+        begin = time.perf_counter()
+        upstream.convert([source, e8m0])
+        steps.seconds.append(time.perf_counter() - begin)
+        packed = np.empty_like(source.numpy())
+        for (rule, layout), way in zip(CPU_WAYS, ours, strict=True):
             seconds = []
-            for _ in range(repeats + 1):
+            for _ in range(CPU_REPEATS + 1):
                 # By one thread: those that torch copies with go on spinning and take a core from ours.
-                np.copyto(packed.numpy(), source.numpy())
+                np.copyto(packed, source.numpy())
                 begin = time.perf_counter()
-                work()
+                cpu.convert(packed, e8m0.numpy(), rule, layout)[1].losses()
                 seconds.append(time.perf_counter() - begin)
-            return seconds[1:]
-
-        def ours(rule: Rule, layout: Int4Layout) -> Loss:
-            return total(cpu.convert(packed.numpy(), e8m0.numpy(), rule, layout)[1].losses())
-
-        found["upstream's steps"] = (
-            timed(lambda: upstream.convert([source, e8m0]), UPSTREAM_REPEATS),
-            None,
-            None,
-        )
-        for rule, layout in (
-            (mse_rule(), Int4Layout.AITER),
-            (mse_rule(), Int4Layout.PLAIN),
-            (amax_rule(), Int4Layout.AITER),
-        ):
-            seconds = timed(partial(ours, rule, layout), CPU_REPEATS)
-            np.copyto(packed.numpy(), source.numpy())
-            found[f"ours, in place, {rule.name}, {layout}"] = (seconds, None, ours(rule, layout))
-        return found
+            way.seconds += seconds[1:]
 
 
 def figures(machine: Gpu | Cpu) -> list[Figure]:
     """All ways on all layers."""
     rows = []
-    for layer, matrices in machine.layers.items():
-        measured = [machine.measure(matrix, seed) for seed, matrix in enumerate(matrices)]
-        groups = sum(matrix.groups for matrix in matrices)
+    for layer, measured in machine.measure().items():
+        groups = sum(matrix.groups for matrix in machine.layers[layer])
         for way in measured[0]:
             parts = [one[way] for one in measured]
-            seconds = sum(statistics.median(part[0]) for part in parts)
+            seconds = sum(statistics.median(part.seconds) for part in parts)
             speed = groups * GROUP_BYTES / seconds
-            losses = [part[2] for part in parts if part[2] is not None]
-            extras = [part[1] for part in parts if part[1] is not None]
+            losses = [part.loss for part in parts if part.loss is not None]
+            extras = [part.extra_bytes for part in parts if part.extra_bytes is not None]
             rows.append(
                 Figure(
                     layer=layer,
                     way=way,
                     seconds=seconds,
-                    slowest_seconds=sum(max(part[0]) for part in parts),
+                    slowest_seconds=sum(max(part.seconds) for part in parts),
                     gigabytes_per_second=speed / 1e9,
                     of_copy=speed / machine.copy_speed if machine.copy_speed else None,
                     extra_bytes=max(extras) if extras else None,
