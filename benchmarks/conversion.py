@@ -24,7 +24,6 @@ import numpy as np
 import torch
 
 from benchmarks import upstream
-from kimi_k3.conversion import cpu
 from kimi_k3.conversion.candidates import GROUP_SIZE, MAGNITUDES, amax_rule, mse_rule
 from kimi_k3.conversion.loss import total
 from kimi_k3.words.weights import Int4Layout
@@ -35,10 +34,11 @@ if TYPE_CHECKING:
     from kimi_k3.conversion.candidates import Rule
     from kimi_k3.conversion.loss import Loss
 
-REPEATS = 9
-UPSTREAM_REPEATS = 3
-CPU_ROUNDS, CPU_REPEATS = 9, 12
-"""Rounds over all layers and ways, and repetitions of each of ours in a round."""
+ROUNDS = 9
+"""Over all layers and ways."""
+COPY_REPEATS = 9
+CPU_REPEATS = 12
+"""Of each of ours in a round."""
 #: Bytes per group of 32: nibbles and a scale read, nibbles and a scale written.
 GROUP_BYTES = 16 + 1 + 16 + 2
 COPY_BYTES = 4 << 30
@@ -80,6 +80,14 @@ class Measured:
     seconds: list[float] = field(default_factory=list)
     extra_bytes: int | None = None
     loss: Loss | None = None
+
+
+@dataclass(frozen=True)
+class Projection:
+    """The ways of one projection, and what measures each of them once more."""
+
+    ways: dict[str, Measured]
+    measure: Callable[[], None]
 
 
 @dataclass(frozen=True)
@@ -129,7 +137,7 @@ class Gpu:
         source = torch.randint(0, 256, (COPY_BYTES,), dtype=torch.uint8, device=self.device)
         target = torch.empty_like(source)
         self.copy_speed = (
-            2 * COPY_BYTES / statistics.median(self._time(lambda: target.copy_(source), REPEATS))
+            2 * COPY_BYTES / statistics.median(self._time(lambda: target.copy_(source), COPY_REPEATS))
         )
 
     def _time(
@@ -159,16 +167,11 @@ class Gpu:
         del done
         return torch.cuda.max_memory_allocated() - before
 
-    def measure(self) -> dict[str, list[dict[str, Measured]]]:
-        """Per layer and projection: each way."""
-        return {
-            layer: [self._projection(matrix, seed) for seed, matrix in enumerate(matrices)]
-            for layer, matrices in self.layers.items()
-        }
-
-    def _projection(self, matrix: Matrix, seed: int) -> dict[str, Measured]:
+    def begin(self, matrix: Matrix, seed: int) -> Projection:
+        """Losses and extra bytes of each way of one projection, and how a round of it is measured."""
         source, e8m0 = quantised(matrix, self.device, seed)
-        packed, rule = source.clone(), mse_rule()
+        packed, apart, rule = source.clone(), torch.empty_like(source), mse_rule()
+        copies: list[torch.Tensor] = []
 
         def restore() -> None:
             packed.copy_(source)
@@ -180,9 +183,6 @@ class Gpu:
             restore()
             return total(self.gpu.convert(packed, e8m0, rule, Int4Layout.AITER)[1].losses())
 
-        found: dict[str, Measured] = {}
-        copies: list[torch.Tensor] = []
-
         def copy() -> None:
             # As vLLM's loader leaves it between two layers: the source allocated, nothing cached.
             copies[:] = source.clone(), e8m0.clone()
@@ -191,9 +191,6 @@ class Gpu:
         def steps() -> object:
             return upstream.convert(copies)
 
-        seconds = self._time(steps, UPSTREAM_REPEATS, copy)
-        copy()
-        found["upstream's steps"] = Measured(seconds, self._extra(steps), loss(amax_rule()))
         copy()
         nibbles, scales = upstream.convert(copies)
         restore()
@@ -201,11 +198,21 @@ class Gpu:
         assert torch.equal(packed, nibbles)
         assert torch.equal(bits.view(torch.int16).flatten(), scales.view(torch.int16))
         del nibbles, scales, bits
-        for way, target in (("out of place", torch.empty_like(packed)), ("in place", packed)):
-            start = partial(ours, target)
-            seconds = self._time(start, REPEATS, restore)
-            found[f"ours, {way}"] = Measured(seconds, self._extra(start), loss(rule))
-        return found
+        copy()
+        ways = {"upstream's steps": Measured(extra_bytes=self._extra(steps), loss=loss(amax_rule()))}
+        works: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
+            "upstream's steps": (steps, copy)
+        }
+        for name, target in (("ours, out of place", apart), ("ours, in place", packed)):
+            work = partial(ours, target)
+            works[name] = work, restore
+            ways[name] = Measured(extra_bytes=self._extra(work), loss=loss(rule))
+
+        def measure() -> None:
+            for name, (work, before) in works.items():
+                ways[name].seconds += self._time(work, 1, before)
+
+        return Projection(ways, measure)
 
 
 class Cpu:
@@ -214,6 +221,9 @@ class Cpu:
     copy_speed = None
 
     def __init__(self) -> None:
+        from kimi_k3.conversion import cpu
+
+        self.cpu = cpu
         self.cores = len(os.sched_getaffinity(0))
         torch.set_num_threads(self.cores)
         self.device = torch.device("cpu")
@@ -225,55 +235,58 @@ class Cpu:
             for name, matrices in LAYERS.items()
         }
 
-    def measure(self) -> dict[str, list[dict[str, Measured]]]:
-        """As :meth:`Gpu.measure`, but nothing counts the memory.
-
-        In rounds of everything, as a core that is shared with others is faster and slower by turns.
-        """
-        found = {
-            layer: [self._begin(matrix, seed) for seed, matrix in enumerate(matrices)]
-            for layer, matrices in self.layers.items()
-        }
-        for _ in range(CPU_ROUNDS):
-            for parts in found.values():
-                for source, e8m0, ways in parts:
-                    self._round(source, e8m0, ways)
-        return {layer: [ways for _, _, ways in parts] for layer, parts in found.items()}
-
-    def _begin(self, matrix: Matrix, seed: int) -> tuple[torch.Tensor, torch.Tensor, dict[str, Measured]]:
-        """A projection, and its ways with their losses, compiled and not yet measured."""
-        source, e8m0 = quantised(matrix, self.device, seed)
-        ways = {"upstream's steps": Measured()}
+    def begin(self, matrix: Matrix, seed: int) -> Projection:
+        """As :meth:`Gpu.begin`, but nothing counts the memory."""
+        source, e8m0 = (tensor.numpy() for tensor in quantised(matrix, self.device, seed))
+        packed = np.empty_like(source)
+        steps, ours = Measured(), {}
         for rule, layout in CPU_WAYS:
-            loss = total(cpu.convert(source.numpy().copy(), e8m0.numpy(), rule, layout)[1].losses())
-            ways[f"ours, in place, {rule.name}, {layout}"] = Measured(loss=loss)
-        return source, e8m0, ways
+            # What is not compiled yet is now.
+            loss = total(self.cpu.convert(source.copy(), e8m0, rule, layout)[1].losses())
+            ours[rule, layout] = Measured(loss=loss)
 
-    def _round(self, source: torch.Tensor, e8m0: torch.Tensor, ways: dict[str, Measured]) -> None:
-        """Upstream's steps once and each of ours some times, after one that is not counted."""
-        steps, *ours = ways.values()
-        begin = time.perf_counter()
-        upstream.convert([source, e8m0])
-        steps.seconds.append(time.perf_counter() - begin)
-        packed = np.empty_like(source.numpy())
-        for (rule, layout), way in zip(CPU_WAYS, ours, strict=True):
-            seconds = []
-            for _ in range(CPU_REPEATS + 1):
-                # By one thread: those that torch copies with go on spinning and take a core from ours.
-                np.copyto(packed, source.numpy())
-                begin = time.perf_counter()
-                cpu.convert(packed, e8m0.numpy(), rule, layout)[1].losses()
-                seconds.append(time.perf_counter() - begin)
-            way.seconds += seconds[1:]
+        def measure() -> None:
+            begin = time.perf_counter()
+            upstream.convert([torch.from_numpy(source), torch.from_numpy(e8m0)])
+            steps.seconds.append(time.perf_counter() - begin)
+            for (rule, layout), way in ours.items():
+                seconds = []
+                for _ in range(CPU_REPEATS + 1):
+                    # By one thread: those that torch copies with go on spinning and take a core from ours.
+                    np.copyto(packed, source)
+                    begin = time.perf_counter()
+                    self.cpu.convert(packed, e8m0, rule, layout)[1].losses()
+                    seconds.append(time.perf_counter() - begin)
+                way.seconds += seconds[1:]
+
+        names = {f"ours, in place, {rule.name}, {layout}": way for (rule, layout), way in ours.items()}
+        return Projection({"upstream's steps": steps} | names, measure)
+
+
+def measured(machine: Gpu | Cpu) -> dict[str, list[dict[str, Measured]]]:
+    """Per layer and projection: each way.
+
+    In rounds of everything, as a core that is shared with others is faster and slower by turns, and
+    upstream's steps depend on the host's core on a GPU, too.
+    """
+    layers = {
+        layer: [machine.begin(matrix, seed) for seed, matrix in enumerate(matrices)]
+        for layer, matrices in machine.layers.items()
+    }
+    for _ in range(ROUNDS):
+        for projections in layers.values():
+            for projection in projections:
+                projection.measure()
+    return {layer: [one.ways for one in projections] for layer, projections in layers.items()}
 
 
 def figures(machine: Gpu | Cpu) -> list[Figure]:
     """All ways on all layers."""
     rows = []
-    for layer, measured in machine.measure().items():
+    for layer, projections in measured(machine).items():
         groups = sum(matrix.groups for matrix in machine.layers[layer])
-        for way in measured[0]:
-            parts = [one[way] for one in measured]
+        for way in projections[0]:
+            parts = [one[way] for one in projections]
             seconds = sum(statistics.median(part.seconds) for part in parts)
             speed = groups * GROUP_BYTES / seconds
             losses = [part.loss for part in parts if part.loss is not None]
