@@ -9,7 +9,13 @@ from pathlib import Path
 import pytest
 
 from kimi_k3.journal.models import SUPERVISOR_FILE, Record, failure_file, rank_file
-from kimi_k3.journal.reader import MAX_FAULT_CHARACTERS, MAX_RECORD_BYTES, Fault, read_journal
+from kimi_k3.journal.reader import (
+    MAX_FAULT_CHARACTERS,
+    MAX_RECORD_BYTES,
+    Fault,
+    JournalReader,
+    read_journal,
+)
 from kimi_k3.journal.writer import write_record
 
 from .records import failure, rank, supervisor
@@ -38,6 +44,23 @@ def test_whole_start(tmp_path: Path) -> None:
     assert journal.ranks == (rank(2), rank(10))
     assert journal.failures == (failure(7),)
     assert journal.faults == ()
+
+
+def test_read_again(tmp_path: Path) -> None:
+    """What did not change is the same object, by which readers tell that there is nothing to do."""
+    write_record(tmp_path, SUPERVISOR_FILE, supervisor(world_size=2))
+    write_record(tmp_path, rank_file(0), rank(0))
+    write_record(tmp_path, failure_file(1), failure(1))
+    (tmp_path / rank_file(1)).write_text("{}")
+    reader = JournalReader(tmp_path)
+    first = reader.read()
+    assert reader.read() is first
+    write_record(tmp_path, SUPERVISOR_FILE, supervisor(world_size=2))
+    second = reader.read()
+    assert second is not first
+    assert second.ranks is first.ranks
+    (tmp_path / rank_file(1)).unlink()
+    assert reader.read().faults == ()
 
 
 def test_nothing_there(tmp_path: Path) -> None:

@@ -53,7 +53,7 @@ def told(log: Log, after: int = 0) -> list[str]:
 def test_time_alone_is_no_event() -> None:
     """Clocks go on and memory breathes; a page computes the one and does not care for the other."""
     log, same = Log(), journal(supervisor(), rank(0))
-    for second in range(5):
+    for second in range(20):
         log.look(state(same, seconds=second, available=(1 << 30) + second), second)
     assert told(log) == NAMES
 
@@ -77,6 +77,17 @@ def test_fast_changes_are_thinned_and_the_last_is_told() -> None:
     bodies = [json.loads(event.data) for event in log.events if event.kind == "startup"]
     assert len(bodies) <= 4
     assert bodies[-1]["ranks"][0]["bytes_done"] == 99
+
+
+def test_the_unchanged_is_not_looked_at() -> None:
+    """A deployment that serves for weeks with an open page does not compute what it said before."""
+    log, found = Log(), journal(supervisor(), rank(0))
+    assert log.due(state(found), 0)
+    log.look(state(found), 0)
+    assert not log.due(state(found, seconds=4), 4)
+    assert log.due(state(found, seconds=6), 6)
+    assert log.due(state(journal(supervisor(), rank(0)), seconds=4), 4)
+    assert log.due(replace(state(found, seconds=4), health=None), 4)
 
 
 def test_each_conversion_is_told_once() -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 import stat
 from dataclasses import dataclass
@@ -65,13 +66,14 @@ class JournalReader:
     """Reads a state directory again and again; a file that has not changed is not parsed again.
 
     Records are written by atomic rename, so a changed file is another inode; one that was written in place
-    has another time or size. While no rank's file changes, :attr:`Journal.ranks` stays the same object.
+    has another time or size. While no file changes, what is read stays the same object, and while no rank's
+    file changes, :attr:`Journal.ranks` does.
     """
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._parsed: dict[str, _Parsed] = {}
-        self._ranks: tuple[RankRecord, ...] = ()
+        self._journal = Journal(supervisor=None, ranks=(), failures=(), faults=())
 
     def read(self) -> Journal:
         """What the directory holds now; never raises, every problem becomes a :class:`Fault`."""
@@ -82,16 +84,21 @@ class JournalReader:
         failures = self._records(FAILURE_FILE_PATTERN, FailureRecord, supervisor, parsed, faults)
         self._parsed = parsed
         ranks.sort(key=lambda record: record.rank)
-        if len(ranks) != len(self._ranks) or any(
-            new is not old for new, old in zip(ranks, self._ranks, strict=True)
-        ):
-            self._ranks = tuple(ranks)
-        return Journal(
+        last = self._journal
+        self._journal = Journal(
             supervisor=supervisor,
-            ranks=self._ranks,
-            failures=tuple(sorted(failures, key=lambda record: record.at)),
+            ranks=_kept(last.ranks, ranks),
+            failures=_kept(last.failures, sorted(failures, key=lambda record: record.at)),
             faults=tuple(faults),
         )
+        if (
+            self._journal.supervisor is last.supervisor
+            and self._journal.ranks is last.ranks
+            and self._journal.failures is last.failures
+            and self._journal.faults == last.faults
+        ):
+            self._journal = last
+        return self._journal
 
     def _records(
         self,
@@ -168,6 +175,12 @@ def _parse(text: bytes, model: type[AnyRecord]) -> tuple[AnyRecord | None, str |
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(map(str, first["loc"])) or "the file"
         return None, f"is not a record of this version: {where}: {first['msg']}"
+
+
+def _kept(last: tuple[AnyRecord, ...], records: list[AnyRecord]) -> tuple[AnyRecord, ...]:
+    """``records``, as the last tuple if they are the very same."""
+    same = len(records) == len(last) and all(map(operator.is_, records, last))
+    return last if same else tuple(records)
 
 
 def _fault(path: Path, why: str) -> Fault:

@@ -28,7 +28,12 @@ from kimi_k3.sidecar.view import View
 KEPT_EVENTS = 1024
 """More than a start of the real model has conversions (92 layers, two projections)."""
 
-LOOK_SECONDS = 0.25
+LOOK_SECONDS = 0.5
+"""Records are not written more often."""
+
+UNCHANGED_SECONDS = 5.0
+"""How long a kind is not looked for again while no record has changed: time alone changes little."""
+
 KEEP_ALIVE_SECONDS = 15.0
 """A comment at least so often, or proxies take the stream for dead."""
 
@@ -62,7 +67,7 @@ class Kind:
         name: of the event.
         view: the answer.
         mark: what of it has to change for an event; times that go on by themselves are not in it.
-        seconds: how long it is not looked for again.
+        seconds: how long it is not looked for again, whatever changes.
     """
 
     name: str
@@ -80,12 +85,13 @@ class Event:
     data: str
 
 
-@dataclass
+@dataclass(frozen=True)
 class Told:
-    """What was last told of a kind, and when it was last looked for."""
+    """What was last told of a kind, when it was last looked for, and what was there then."""
 
-    mark: Hashable = None
-    looked_at: float = float("-inf")
+    mark: Hashable
+    looked_at: float
+    state: State
 
 
 @dataclass
@@ -98,18 +104,20 @@ class Log:
     ranks: tuple[RankRecord, ...] = ()
     converted: dict[Hashable, str] = field(default_factory=dict)
 
+    def due(self, state: State, moment: float) -> bool:
+        """Whether :meth:`look` would look at anything."""
+        return state.journal.ranks is not self.ranks or any(self._due(kind, state, moment) for kind in KINDS)
+
     def look(self, state: State, moment: float) -> None:
         """Add what has changed; ``moment`` is of a clock that only goes forward."""
         for kind in KINDS:
-            told = self.told.setdefault(kind.name, Told())
-            if moment - told.looked_at < kind.seconds:
+            if not self._due(kind, state, moment):
                 continue
-            told.looked_at = moment
             view = kind.view(state)
             mark = kind.mark(view)
-            if mark != told.mark:
-                told.mark = mark
+            if (told := self.told.get(kind.name)) is None or mark != told.mark:
                 self._add(kind.name, view.model_dump_json())
+            self.told[kind.name] = Told(mark, moment, state)
         if state.journal.ranks is not self.ranks:
             self.ranks = state.journal.ranks
             found = _converted(state)
@@ -117,6 +125,13 @@ class Log:
                 if self.converted.get(key) != data:
                     self._add(CONVERTED, data)
             self.converted = found
+
+    def _due(self, kind: Kind, state: State, moment: float) -> bool:
+        told = self.told.get(kind.name)
+        if told is None:
+            return True
+        pause = UNCHANGED_SECONDS if same_records(told.state, state) else kind.seconds
+        return moment - told.looked_at >= pause
 
     def snapshot(self, state: State) -> list[Event]:
         """One event of each kind as things stand, all with the number of the last one."""
@@ -183,7 +198,7 @@ class Events:
         async with self._looking:
             state = await self._state()
             moment = asyncio.get_running_loop().time()
-            if moment - self._looked_at >= LOOK_SECONDS / 2:
+            if moment - self._looked_at >= LOOK_SECONDS / 2 and self._log.due(state, moment):
                 await run_in_threadpool(self._log.look, state, moment)
                 self._looked_at = moment
             events = None if number is None else self._log.after(number)
@@ -209,6 +224,20 @@ class Events:
         boot, _, number = (last_event_id or "").rpartition("-")
         known = boot == self._boot and re.fullmatch(r"[0-9]{1,18}", number)
         return int(number) if known else None
+
+
+def same_records(one: State, other: State) -> bool:
+    """Whether two states differ only by what passing time and the kernel's files say."""
+    return (
+        one.journal is other.journal
+        and one.acknowledgements == other.acknowledgements
+        and _engine(one) == _engine(other)
+    )
+
+
+def _engine(state: State) -> Hashable:
+    health = state.health
+    return None if health is None else (health.outcome, health.status_code, health.detail)
 
 
 def _converted(state: State) -> dict[Hashable, str]:
