@@ -22,6 +22,9 @@ from tests.surroundings import SURROUNDINGS
 
 ROOT = Path(__file__).parents[2]
 STAND_IN = "python:stand-in"
+SUITE = "bookworm"
+"""Debian's release in the base image."""
+
 CERTIFICATES = "SSL_CERT_FILE"
 MINUTES = 60.0
 NOTHING: Mapping[str, str] = {}
@@ -93,9 +96,17 @@ def why_not() -> str | None:
     return None
 
 
+class CannotRun(Exception):
+    """The engine ends by itself, as where a container may not make others."""
+
+
 @contextlib.contextmanager
 def running_engine(directory: Path) -> Iterator[Docker]:
-    """An engine whose images, containers and socket are below ``directory``."""
+    """An engine whose images, containers and socket are below ``directory``.
+
+    Raises:
+        CannotRun: not on this machine.
+    """
     host = f"unix://{directory}/docker.sock"
     configuration = directory / "config"
     plugin = configuration / "cli-plugins" / "docker-compose"
@@ -172,7 +183,8 @@ def _copy_of_the_project(checkout: Path) -> None:
 def _wait_for(docker: Docker, daemon: subprocess.Popen[bytes], log: Path) -> None:
     end = time.monotonic() + 60
     while docker.run("info", check=False).returncode:
-        assert daemon.poll() is None, log.read_text()[-3000:]
+        if daemon.poll() is not None:
+            raise CannotRun(f"dockerd has ended: {log.read_text().splitlines()[-1]}")
         assert time.monotonic() < end, "the engine does not answer"
         time.sleep(0.2)
 
@@ -198,7 +210,7 @@ def prometheus_image(docker: Docker, name: str, directory: Path) -> str:
 def _import(docker: Docker, name: str, directory: Path, packages: str) -> str:
     root = directory / "debian"
     subprocess.run(
-        ["debootstrap", "--variant=minbase", f"--include={packages}", "bookworm", root, _mirror()],
+        ["debootstrap", "--variant=minbase", f"--include={packages}", SUITE, root, _mirror()],
         check=True,
         stdout=subprocess.DEVNULL,
     )
@@ -215,11 +227,7 @@ def _import(docker: Docker, name: str, directory: Path, packages: str) -> str:
 
 
 def _mirror() -> str:
-    """Where this machine's Debian comes from."""
-    sources = [Path("/etc/apt/sources.list"), *Path("/etc/apt/sources.list.d").glob("*")]
-    for path in filter(Path.is_file, sources):
-        for line in path.read_text().splitlines():
-            words = line.split()
-            if words[:1] in (["URIs:"], ["deb"]):
-                return words[1]
-    raise AssertionError("no source of Debian's packages is named")
+    """Where this machine's Debian comes from, or everybody's."""
+    wanted = ("--format", "$(REPO_URI)", "Origin: Debian", f"Codename: {SUITE}")
+    listed = subprocess.run(["apt-get", "indextargets", *wanted], capture_output=True, text=True)
+    return next(iter(listed.stdout.split()), "http://deb.debian.org/debian")

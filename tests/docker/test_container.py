@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from kimi_k3.errors import ExitCode
 from tests.docker.engine import Docker
 from tests.docker.test_images import CPU
 
@@ -44,7 +45,7 @@ def becomes_healthy(docker: Docker, number: str) -> None:
         time.sleep(0.5)
 
 
-def refused(docker: Docker, *options: str, code: int) -> str:
+def refused(docker: Docker, *options: str, code: ExitCode) -> str:
     """The one line by which a start is refused."""
     done = docker.run("run", "--rm", *options, CPU, check=False, timeout=60)
     assert done.returncode == code, done.stdout + done.stderr
@@ -66,19 +67,19 @@ def test_any_user(images: Docker) -> None:
 
 def test_little_shared_memory(images: Docker) -> None:
     """Docker's 64 MiB kill vLLM in the middle of its start; here they are refused before."""
-    line = refused(images, "--shm-size=64m", code=2)
+    line = refused(images, "--shm-size=64m", code=ExitCode.FAILED)
     assert "/dev/shm has 64 MiB" in line
 
 
 def test_a_service_called_vllm(images: Docker) -> None:
     """Kubernetes makes VLLM_PORT of it, which vLLM takes for its own."""
-    line = refused(images, SHARED_MEMORY, "--env=VLLM_PORT=tcp://1.2.3.4:80", code=2)
+    line = refused(images, SHARED_MEMORY, "--env=VLLM_PORT=tcp://1.2.3.4:80", code=ExitCode.FAILED)
     assert "VLLM_PORT" in line
 
 
 def test_a_volume_of_somebody_else(images: Docker, tmp_path: Path) -> None:
     """A state directory that cannot be written is named."""
-    line = refused(images, SHARED_MEMORY, f"--volume={tmp_path}:/state", code=6)
+    line = refused(images, SHARED_MEMORY, f"--volume={tmp_path}:/state", code=ExitCode.STATE)
     assert "state directory /state" in line
 
 

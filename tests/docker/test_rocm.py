@@ -83,7 +83,7 @@ def test_image(docker: Docker, base: Base) -> None:
     assert found["User"] == "10001:0"
     assert found["Labels"]["org.opencontainers.image.base.name"] == "good:base"
     told = inside(docker, IMAGE, "cat", "/opt/kimi-k3/versions.txt").split()
-    assert {f"vllm=={VLLM}", f"torch=={TORCH}", f"kimi_k3_gfx942=={kimi_k3.__version__}"} <= set(told)
+    assert {f"vllm=={VLLM}", f"torch=={TORCH}", f"kimi-k3-gfx942=={kimi_k3.__version__}"} <= set(told)
     seen = inside(
         docker, IMAGE, "python", "-c", "import torch, vllm.version; print(torch.__file__, vllm.__file__)"
     )

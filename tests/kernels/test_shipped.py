@@ -38,6 +38,8 @@ def test_shipped_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         with pytest.raises(OSError, match="no space"):
             bring(environment, shipped=shipped, search=search)
     assert list((tmp_path / "cache" / "kimi-k3" / "kernels").iterdir()) == []
+    # As whoever looked for kernels there may have left it.
+    (tmp_path / "cache" / "kimi-k3" / "kernels" / name).mkdir()
     place = bring(environment, shipped=shipped, search=search)
     assert place is not None
     assert (place / "kernels" / "a.pkl").read_text() == "compiled"

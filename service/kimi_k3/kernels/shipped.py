@@ -34,7 +34,8 @@ def bring(
         place = default_cache(environment) / name
     except OperatorError:
         return None
-    if place.exists() or not any((shipped / name).rglob("*.pkl")):
+    taken = place.is_dir() and any(place.iterdir())
+    if taken or not any((shipped / name).rglob("*.pkl")):
         return None
     unfinished = place.with_name(f"{name}.new-{os.getpid()}")
     try:

@@ -26,7 +26,7 @@ ENGINE_MODULE = "vllm.entrypoints.openai.api_server"
 LOAD_FORMAT = "kimi_k3"
 """The loader that the engine plugin registers: without the plugin vLLM refuses the name at once."""
 
-PROBED = "/health,/metrics"
+PROBED = "/health,/metrics,/load"
 """What supervisor, sidecar, probes and Prometheus ask every few seconds: noise in an access log."""
 
 SOCKET_DIR_VARIABLE = "VLLM_RPC_BASE_PATH"
