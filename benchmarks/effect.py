@@ -3,9 +3,9 @@
 
 ``.venv/bin/python -m benchmarks.effect``. A real vLLM on the CPU serves the tiny checkpoint to a constant
 number of clients, on the one core that the sidecar has as well: a harder neighbourhood than a GPU's. Clients
-and watchers have another. In one half of each pair, in random order, the sidecar is stopped (SIGSTOP: it gets
-no core at all); in the other it is watched as in a cluster: probes and a scrape every few seconds, one page.
-Tokens are the engine's own count. Prints a row for RESULTS.md.
+and watchers have another; with ``--all-cores`` the kernel decides. In one half of each pair, in random order,
+the sidecar is stopped (SIGSTOP: it gets no core at all); in the other it is watched as in a cluster: probes
+and a scrape every few seconds, one page. Tokens are the engine's own count. Prints a row for RESULTS.md.
 """
 
 from __future__ import annotations
@@ -159,15 +159,17 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=200)
     parser.add_argument("--seconds", type=float, default=1.5, help="of each half")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--all-cores", action="store_true", help="everything where the kernel puts it")
     given = parser.parse_args()
-    shared, other = sorted(os.sched_getaffinity(0))[:2]
+    cores = os.sched_getaffinity(0)
+    shared, other = (cores, cores) if given.all_cores else ({core} for core in sorted(cores)[:2])
     with tempfile.TemporaryDirectory() as directory:
         checkpoint = Path(directory) / "tiny"
         make_tiny_checkpoint(checkpoint)
         # What is started inherits the core.
-        os.sched_setaffinity(0, {shared})
+        os.sched_setaffinity(0, shared)
         with started(checkpoint, Path(directory), Mode(weights="int4")) as deployment:
-            os.sched_setaffinity(0, {other})
+            os.sched_setaffinity(0, other)
             pairs = measure(deployment, given.pairs, given.seconds, random.Random(given.seed))
     losses = [pair.loss for pair in pairs]
     error = 1.96 * statistics.stdev(losses) / math.sqrt(len(losses))

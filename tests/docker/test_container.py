@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -23,9 +23,9 @@ START_SECONDS = 240.0
 
 
 @contextlib.contextmanager
-def started(docker: Docker, *options: str) -> Iterator[str]:
-    """A container of the image with its own command; gone afterwards."""
-    number = docker.run("run", "--detach", *options, CPU).stdout.strip()
+def started(docker: Docker, *options: str, command: Sequence[str] = ()) -> Iterator[str]:
+    """A container of the image, with its own command unless one is given; gone afterwards."""
+    number = docker.run("run", "--detach", *options, CPU, *command).stdout.strip()
     try:
         yield number
     finally:
@@ -97,6 +97,32 @@ def test_a_full_state_volume(images: Docker) -> None:
             )
             assert time.monotonic() < end, log
             time.sleep(1)
+
+
+def test_a_secret_stays_one(images: Docker, tmp_path: Path) -> None:
+    """The key that clients must send, and a token: in no log, no record, no dump of Docker's."""
+    key, token = "canary-key-5b1e", "canary-token-77d0"
+    (tmp_path / "key").write_text(key)
+    options = (f"--volume={tmp_path}/key:/run/secrets/key:ro", f"--env=HF_TOKEN={token}")
+    served = ("serve", "/opt/kimi-k3/tiny", "--profile=cpu-tiny", "--api-key-file=/run/secrets/key")
+    with started(images, *CONFINED, SHARED_MEMORY, *options, command=served) as number:
+        becomes_healthy(images, number)
+        ask = (
+            "import urllib.request as web, pathlib; key = pathlib.Path('/run/secrets/key').read_text(); "
+            "request = web.Request('http://127.0.0.1:8000/v1/models', headers=%s); "
+            "print(web.urlopen(request).status)"
+        )
+        assert "401" in images.run("exec", number, "python", "-c", ask % "{}", check=False).stderr
+        with_key = ask % "{'Authorization': 'Bearer ' + key}"
+        assert images.run("exec", number, "python", "-c", with_key).stdout.strip() == "200"
+        log = images.run("logs", number)
+        written = images.run("exec", number, "sh", "-c", "cat /state/*")
+        for secret in (key, token):
+            assert secret not in log.stdout + log.stderr
+            assert secret not in written.stdout
+        assert "ready" in written.stdout
+        for dump in (images.run("inspect", number), images.run("exec", number, "env")):
+            assert key not in dump.stdout
 
 
 def test_stop_at_once(images: Docker) -> None:
