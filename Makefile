@@ -15,7 +15,7 @@ $(VENV)/.installed: requirements.lock requirements-dev.lock pyproject.toml scrip
 	@scripts/install $(VENV)
 	@touch $@
 
-programs: ## Chromium and promtool for the tests, where they may be installed
+programs: ## Chromium, promtool and a Docker engine for the tests, where they may be installed
 	@scripts/programs
 
 demo: install ## make a tiny checkpoint, serve it, ask it one question; Ctrl-C ends it

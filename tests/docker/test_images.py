@@ -98,7 +98,7 @@ def test_no_layer_keeps_a_secret(images: Docker, tmp_path: Path) -> None:
     (tmp_path / "pip.conf").write_text(f"[global]\nretries = 1\nextra-index-url = {index}\n")
     given = {"KIMI_K3_BUILD_PIP_CONF": str(tmp_path / "pip.conf"), "VERSION": "canary"}
     log = images.compose("--profile", "cpu", "build", "--no-cache", "sidecar", given=given)
-    assert "127.0.0.1" in log
+    assert "Connection refused" in log, "the index was not asked"
     assert CANARY not in log
     image = SIDECAR.replace(kimi_k3.__version__, "canary")
     assert CANARY not in images.run("image", "inspect", image).stdout
