@@ -31,15 +31,15 @@ fuzz: install ## the sidecar's API against its own description, five minutes
 	@scripts/fuzz $(BIN) $(ARGS)
 
 images: ## build all images; the ROCm one pulls a large base
-	docker compose --profile cpu build
+	KIMI_K3_HARDWARE=cpu docker compose --profile cpu build
 	KIMI_K3_HARDWARE=mi325x KIMI_K3_MODEL_DIR=/ KIMI_K3_API_KEY_FILE=/dev/null KIMI_K3_RENDER_GID=0 KIMI_K3_VIDEO_GID=0 \
 	  docker compose --profile mi325x build engine
 
 up: ## in containers: vLLM on the CPU with a tiny checkpoint, sidecar, Prometheus; ready when it returns
-	docker compose --profile cpu up --detach --wait
+	KIMI_K3_HARDWARE=cpu docker compose --profile cpu up --build --detach --wait
 
 down: ## end what `make up` started, and remove its volumes
-	docker compose --profile cpu down --volumes
+	KIMI_K3_HARDWARE=cpu docker compose --profile cpu down --volumes
 
 test: install programs ## all tests, with a real vLLM on the CPU
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile

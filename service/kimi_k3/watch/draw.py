@@ -237,7 +237,7 @@ def _machine(memory: Memory) -> Iterator[Text]:
     line = f"Machine: {gib(host.available_bytes)} of {gib(host.total_bytes)} GiB available"
     if cgroup is not None:
         limit = "" if cgroup.limit_bytes is None else f" of {gib(cgroup.limit_bytes)}"
-        line += f"; control group: {gib(cgroup.used_bytes)}{limit} GiB used"
+        line += f"; the sidecar's control group: {gib(cgroup.used_bytes)}{limit} GiB used"
     yield Text(line, style="dim")
     for device in memory.devices:
         used, most = gib(device.vram_used_bytes), gib(device.vram_total_bytes)
