@@ -16,6 +16,8 @@ def main() -> None:
         # From a container's first process the kernel keeps each signal for which it has no handler.
         for number in (signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, lambda number, _: os._exit(128 + number))
+        # On a container's volumes the next user may be another number of the same group.
+        os.umask(0o002)
     from kimi_k3.cli import main as run
 
     run()

@@ -54,15 +54,21 @@ def refused(docker: Docker, *options: str, code: ExitCode) -> str:
 
 
 def test_any_user(images: Docker) -> None:
-    """A number that nobody knows, as OpenShift gives it, on volumes that were never used."""
-    with started(
-        images, *CONFINED, SHARED_MEMORY, "--user=12345:0", "--volume=/state", "--volume=/cache"
-    ) as number:
-        becomes_healthy(images, number)
-        began = time.monotonic()
-        images.run("stop", "--time=60", number)
-        assert time.monotonic() - began < 40
-        assert images.run("inspect", "--format", "{{.State.ExitCode}}", number).stdout.strip() == "0"
+    """A number that nobody knows, as OpenShift gives it; the next time another one, on the same volumes."""
+    volumes = ("--volume=any-user-state:/state", "--volume=any-user-cache:/cache")
+    for user in ("12345:0", "23456:0"):
+        with started(images, *CONFINED, SHARED_MEMORY, f"--user={user}", *volumes) as number:
+            becomes_healthy(images, number)
+            began = time.monotonic()
+            images.run("stop", "--time=60", number)
+            assert time.monotonic() - began < 40
+            assert images.run("inspect", "--format", "{{.State.ExitCode}}", number).stdout.strip() == "0"
+    images.run("volume", "rm", "any-user-state", "any-user-cache")
+
+
+def test_nowhere_to_write(images: Docker) -> None:
+    """A container without a /tmp that can be written is told so."""
+    assert "--tmpfs /tmp" in refused(images, SHARED_MEMORY, "--read-only", code=ExitCode.FAILED)
 
 
 def test_little_shared_memory(images: Docker) -> None:

@@ -111,6 +111,23 @@ def test_cpu_needs_nothing() -> None:
     assert "devices" not in found["engine"]
 
 
+@pytest.mark.parametrize("given", [{"COMPOSE_PROFILES": "cpu"}, FILLED], ids=["cpu", "mi325x"])
+def test_proxies_reach_the_builds(given: dict[str, str]) -> None:
+    """Docker passes them only where it is asked to."""
+    proxy = "http://proxy.example:3128"
+    found = services(**given, HTTPS_PROXY=proxy, no_proxy="localhost")
+    for name in ("engine", "sidecar"):
+        assert found[name]["build"]["args"]["HTTPS_PROXY"] == proxy
+        assert found[name]["build"]["args"]["no_proxy"] == "localhost"
+
+
+@pytest.mark.parametrize("given", [{"COMPOSE_PROFILES": "cpu,grafana"}, FILLED], ids=["cpu", "mi325x"])
+def test_logs_have_an_end(given: dict[str, str]) -> None:
+    """An engine logs each request for weeks."""
+    for service in services(**given).values():
+        assert {"max-size", "max-file"} <= set(service["logging"]["options"])
+
+
 def test_mi325x_asks_for_what_must_be_set() -> None:
     """One message per start, which says what to set and where to read it."""
     for name in ("KIMI_K3_MODEL_DIR", "KIMI_K3_API_KEY_FILE", "KIMI_K3_RENDER_GID", "KIMI_K3_VIDEO_GID"):

@@ -93,10 +93,15 @@ def test_nothing_changed_nothing_built(images: Docker) -> None:
 
 
 def test_no_layer_keeps_a_secret(images: Docker, tmp_path: Path) -> None:
-    """Where pip's private index is, and with which password, stays with the builder."""
+    """Which private index and which proxy there is, and with which password, stays with the builder."""
     index = f"https://user:{CANARY}@127.0.0.1:1/simple"
     (tmp_path / "pip.conf").write_text(f"[global]\nretries = 1\nextra-index-url = {index}\n")
-    given = {"KIMI_K3_BUILD_PIP_CONF": str(tmp_path / "pip.conf"), "VERSION": "canary"}
+    given = {
+        "KIMI_K3_BUILD_PIP_CONF": str(tmp_path / "pip.conf"),
+        "HTTPS_PROXY": f"http://user:{CANARY}@127.0.0.1:1",
+        "NO_PROXY": "*",
+        "VERSION": "canary",
+    }
     log = images.compose("--profile", "cpu", "build", "--no-cache", "sidecar", given=given)
     assert "Connection refused" in log, "the index was not asked"
     assert CANARY not in log

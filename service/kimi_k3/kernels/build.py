@@ -104,7 +104,7 @@ def artifacts(directory: Path) -> frozenset[Path]:
 def _alone_in(directory: Path) -> Iterator[None]:
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        handle = os.open(directory / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        handle = os.open(directory / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o664)
     except OSError as error:
         raise _unusable(directory, error) from None
     try:

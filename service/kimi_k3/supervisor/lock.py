@@ -27,7 +27,7 @@ def hold_lock(directory: Path) -> Iterator[None]:
     path = directory / LOCK_FILE
     try:
         # Python opens descriptors close-on-exec, so the engine does not inherit the lock.
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o664)
     except OSError as error:
         raise OperatorError(
             f"state directory {directory}: cannot open {LOCK_FILE}: {error.strerror or error}",

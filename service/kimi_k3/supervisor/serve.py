@@ -88,7 +88,7 @@ def serve(
         profile,
         # Absolute: the engine's processes may run elsewhere, and the name is part of what marks them.
         state_dir=(state_dir or default_state_dir()).resolve(),
-        socket_dir=socket_dir(start_id, Path(tempfile.gettempdir())),
+        socket_dir=socket_dir(start_id, _temporary_directory()),
         start_id=start_id,
         consent_in_environment=EngineEnvironment.read().accept_lossy,
         guarded=api_key is not None,
@@ -126,6 +126,16 @@ def serve(
             ),
         )
         return supervise(start, report=report, forward=Outlet(sys.stdout))
+
+
+def _temporary_directory() -> Path:
+    try:
+        return Path(tempfile.gettempdir())
+    except FileNotFoundError as error:
+        raise OperatorError(
+            f"vLLM's sockets: {error.strerror}",
+            remedy="mount a tmpfs at /tmp (docker: --tmpfs /tmp), or name a directory with TMPDIR",
+        ) from None
 
 
 def _on_int4(deployment: Deployment) -> bool:
