@@ -109,7 +109,8 @@ def test_a_secret_stays_one(images: Docker, tmp_path: Path) -> None:
     """The key that clients must send, and a token: in no log, no record, no dump of Docker's."""
     key, token = "canary-key-5b1e", "canary-token-77d0"
     (tmp_path / "key").write_text(key)
-    options = (f"--volume={tmp_path}/key:/run/secrets/key:ro", f"--env=HF_TOKEN={token}")
+    volumes = ("--volume=/state", "--volume=/cache", f"--volume={tmp_path}/key:/run/secrets/key:ro")
+    options = (*volumes, f"--env=HF_TOKEN={token}")
     served = ("serve", "/opt/kimi-k3/tiny", "--profile=cpu-tiny", "--api-key-file=/run/secrets/key")
     with started(images, *CONFINED, SHARED_MEMORY, *options, command=served) as number:
         becomes_healthy(images, number)
