@@ -178,7 +178,7 @@ def answers(seen: Journal) -> dict[str, Any]:
     memory["devices"] = [{"name": "card1", "vram_used_bytes": 202 * GIB, "vram_total_bytes": 256 * GIB}]
     views = {
         "/startupz": startup_view(seen, NOW),
-        "/readyz": readiness_view(seen, HEALTHY),
+        "/readyz": readiness_view(seen, HEALTHY, NOW),
         "/status": status_view(seen, HEALTHY, NOW),
         "/conversion": conversion_view(seen),
     }

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from kimi_k3.errors import ExitCode
+from kimi_k3.journal.models import STALE_AFTER_SECONDS
 from tests.docker.engine import Docker
 from tests.docker.test_images import CPU
 
@@ -103,6 +104,31 @@ def test_a_full_state_volume(images: Docker) -> None:
             )
             assert time.monotonic() < end, log
             time.sleep(1)
+
+
+def test_ready_while_the_supervisor_cannot_tell(images: Docker) -> None:
+    """A state volume that fills takes no traffic away; a supervisor that hangs does, whatever vLLM says."""
+    volumes = ("--tmpfs=/state:size=8m,mode=1777", "--tmpfs=/cache:mode=1777")
+    with started(images, *CONFINED, SHARED_MEMORY, *volumes) as number:
+
+        def check() -> tuple[int, str]:
+            done = images.run("exec", number, "kimi-k3", "healthcheck", check=False)
+            return done.returncode, done.stdout
+
+        becomes_healthy(images, number)
+        images.run("exec", number, "dd", "if=/dev/zero", "of=/state/filler", check=False)
+        time.sleep(STALE_AFTER_SECONDS + 5)
+        assert check() == (0, "ready\n")
+        images.run("exec", number, "rm", "/state/filler")
+        time.sleep(5)
+        assert check() == (0, "ready\n")
+        core = "grep -lz EngineCore /proc/[0-9]*/cmdline | cut -d/ -f3 | grep -v self | xargs kill -STOP"
+        images.run("kill", "--signal=STOP", number)
+        images.run("exec", number, "sh", "-c", core)
+        time.sleep(STALE_AFTER_SECONDS + 5)
+        code, why = check()
+        assert (code, "no longer reports" in why) == (1, True), why
+        images.run("kill", number)
 
 
 def test_a_secret_stays_one(images: Docker, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import json
 import os
 import tracemalloc
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -44,6 +45,30 @@ def test_whole_start(tmp_path: Path) -> None:
     assert journal.ranks == (rank(2), rank(10))
     assert journal.failures == (failure(7),)
     assert journal.faults == ()
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({}, None),
+        ({"f_bavail": 10}, "has no room"),
+        ({"f_files": 100, "f_favail": 0}, "has no room"),
+        ({"f_files": 0, "f_favail": 0}, None),
+        ({"f_flag": os.ST_RDONLY | os.ST_NOSUID, "f_bavail": 0}, "is read-only"),
+    ],
+)
+def test_a_directory_without_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, int], why: str | None
+) -> None:
+    """An old record in one is no sign that its writer is gone; and what changes there is no other journal."""
+    values = {"f_bavail": 1000, "f_frsize": 4096, "f_files": 100, "f_favail": 50, "f_flag": 0} | changes
+    reader = JournalReader(tmp_path)
+    monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(**values))
+    first = reader.read()
+    assert first.unwritable == why
+    values |= {"f_bavail": 1000, "f_files": 100, "f_favail": 50, "f_flag": 0}
+    assert reader.read().unwritable is None
+    assert (reader.read() is first) is (why is None)
 
 
 def test_read_again(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from pathlib import Path
 
 import httpx
@@ -143,6 +144,32 @@ def test_hanging_directory_holds_up_no_probe(tmp_path: Path, monkeypatch: pytest
             assert asking.get("/livez").status_code == 200
         finally:
             held.set()
+
+
+def test_hanging_directory_takes_no_traffic_away(tmp_path: Path, engine: FakeEngine) -> None:
+    """What cannot be read is no sign of a supervisor that is gone; the engine itself still answers."""
+    held = threading.Event()
+    moment = [NOW]
+    write(tmp_path, journal(supervisor(engine_url=engine.url)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("kimi_k3.sidecar.state.READ_PATIENCE_SECONDS", 0.05)
+        with TestClient(create_app(settings(tmp_path), clock=lambda: moment[0])) as asking:
+            wait_until(lambda: asking.get("/readyz").status_code == 200)
+            read = JournalReader.read
+            patch.setattr(JournalReader, "read", lambda reader: held.wait(30) and read(reader))
+            try:
+                moment[0] += timedelta(seconds=60)
+                wait_until(lambda: "state-unwritable" in codes(asking))
+                wait_until(lambda: asking.get("/readyz").status_code == 200)
+            finally:
+                held.set()
+            wait_until(lambda: "supervisor-stale" in codes(asking))
+            assert [one["code"] for one in asking.get("/readyz").json()["reasons"]] == ["supervisor-stale"]
+
+
+def codes(asking: TestClient) -> list[str]:
+    """What stands in ``/warnings``."""
+    return [one["code"] for one in asking.get("/warnings").json()["warnings"]]
 
 
 def test_directory_that_hangs_from_the_beginning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from kimi_k3.cli.application import run
+from kimi_k3.journal.writer import now
 from kimi_k3.sidecar.healthcheck import check
 from kimi_k3.sidecar.settings import Settings
 from kimi_k3.words.addresses import at_host
@@ -24,11 +25,14 @@ def test_what_it_says(tmp_path: Path, engine: FakeEngine, capsys: pytest.Capture
     assert "no supervisor's record" in capsys.readouterr().out
     write(
         tmp_path,
-        journal(supervisor(phases=phases(Phase.CONVERTING), canary=None, engine_url=engine.url), rank(0)),
+        journal(
+            supervisor(phases=phases(Phase.CONVERTING), canary=None, engine_url=engine.url, updated_at=now()),
+            rank(0),
+        ),
     )
     assert run(command) == 1
     assert "The deployment is converting" in capsys.readouterr().out
-    write(tmp_path, journal(supervisor(engine_url=engine.url), rank(0)))
+    write(tmp_path, journal(supervisor(engine_url=engine.url, updated_at=now()), rank(0)))
     assert run(command) == 0
     assert capsys.readouterr().out == "ready\n"
     engine.mood = "dead"
@@ -38,7 +42,9 @@ def test_what_it_says(tmp_path: Path, engine: FakeEngine, capsys: pytest.Capture
 
 def test_an_engine_elsewhere(tmp_path: Path, engine: FakeEngine) -> None:
     """In another container the recorded 127.0.0.1 is oneself."""
-    write(tmp_path, journal(supervisor(engine_url=at_host(engine.url, "127.0.0.9")), rank(0)))
+    write(
+        tmp_path, journal(supervisor(engine_url=at_host(engine.url, "127.0.0.9"), updated_at=now()), rank(0))
+    )
     settings = Settings(state_dir=tmp_path, engine_host="127.0.0.1")
     assert check(settings).ready
     assert engine.asked == 1

@@ -16,6 +16,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from kimi_k3.journal.writer import now
 from kimi_k3.words.phases import Phase
 from tests.serving.deployment import free_port
 from tests.surroundings import SURROUNDINGS
@@ -85,7 +86,7 @@ def test_killed_in_every_phase(tmp_path: Path, engine: FakeEngine, phase: Phase)
     seen = lossy()
     assert seen.supervisor is not None
     canary = seen.supervisor.canary if phase is Phase.READY else None
-    changes = {"phases": phases(phase), "engine_url": engine.url, "canary": canary}
+    changes = {"phases": phases(phase), "engine_url": engine.url, "canary": canary, "updated_at": now()}
     write(tmp_path, journal(seen.supervisor.model_copy(update=changes), *seen.ranks))
     last = killed_while_writing(tmp_path, random.Random(str(phase)).uniform(0, 0.05))
     port = free_port()

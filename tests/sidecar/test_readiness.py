@@ -15,6 +15,7 @@ from kimi_k3.words.phases import Phase
 from .builders import NOW, START, at, health, journal, lossless, lossy, phases, supervisor
 
 OLD = START - timedelta(hours=1)
+STALE = journal(supervisor(updated_at=NOW - timedelta(seconds=16)))
 CASES: dict[str, tuple[Journal, EngineHealth | None, list[str]]] = {
     "all holds": (lossless(), health(), []),
     "lossy is no reason": (lossy(), health(), []),
@@ -24,10 +25,17 @@ CASES: dict[str, tuple[Journal, EngineHealth | None, list[str]]] = {
         ["engine-stalled"],
     ),
     "nobody reports": (journal(None), None, ["supervisor-missing"]),
-    "state directory full since it serves": (
-        journal(supervisor(updated_at=NOW - timedelta(seconds=16))),
+    "supervisor no longer reports": (STALE, health(), ["supervisor-stale"]),
+    "a clock far ahead": (
+        journal(supervisor(updated_at=NOW + timedelta(seconds=16))),
         health(),
-        [],
+        ["supervisor-stale"],
+    ),
+    "state directory full since it serves": (replace(STALE, unwritable="has no room"), health(), []),
+    "ended long ago": (
+        journal(supervisor(updated_at=at(1), ending=Ending(at=at(1), exit_code=0, reason="asked to"))),
+        None,
+        ["ended", "engine-unknown"],
     ),
     "loading": (
         journal(supervisor(phases=phases(Phase.LOADING), canary=None)),
@@ -70,7 +78,7 @@ CASES: dict[str, tuple[Journal, EngineHealth | None, list[str]]] = {
 def test_readiness(case: str) -> None:
     """Traffic comes only when every condition holds, and each that fails is named."""
     seen, answer, expected = CASES[case]
-    view = readiness_view(seen, answer)
+    view = readiness_view(seen, answer, NOW)
     assert expected == [reason.code for reason in view.reasons]
     assert view.ready is (expected == [])
 
@@ -78,11 +86,11 @@ def test_readiness(case: str) -> None:
 def test_untrusted_supervisor_record_is_named() -> None:
     """ "No record" sends the operator to the wrong place when there is one that cannot be read."""
     seen = replace(journal(None), faults=(Fault("supervisor.json", "is larger than 8 bytes"),))
-    [reason] = readiness_view(seen, None).reasons
+    [reason] = readiness_view(seen, None, NOW).reasons
     assert "supervisor.json is larger than 8 bytes" in reason.message
 
 
 def test_reason_of_an_ending_is_told() -> None:
     """The operator should not have to look elsewhere for why it ended."""
     seen = journal(supervisor(ending=Ending(at=at(10), exit_code=7, reason="out of memory")))
-    assert "out of memory" in readiness_view(seen, health()).reasons[0].message
+    assert "out of memory" in readiness_view(seen, health(), NOW).reasons[0].message

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -56,6 +57,11 @@ CASES: dict[str, tuple[Journal, EngineHealth | None, list[str]]] = {
         journal(supervisor(updated_at=at(1)), rank(0), rank(1)),
         health(),
         ["supervisor-stale"],
+    ),
+    "old because the directory is full": (
+        replace(journal(supervisor(updated_at=at(1)), rank(0), rank(1)), unwritable="has no room"),
+        health(),
+        ["state-unwritable"],
     ),
     "ended on request, long ago": (
         journal(

@@ -26,6 +26,7 @@ from typing import Any
 
 from kimi_k3.errors import OperatorError
 from kimi_k3.journal.models import (
+    STALE_AFTER_SECONDS,
     SUPERVISOR_FILE,
     CheckpointSummary,
     PhaseChange,
@@ -53,6 +54,7 @@ FAKE = Path(__file__).with_name("fake_group.py")
 RANKS = 2
 PHASE_SECONDS = 0.1
 HANG_SECONDS = 1.5
+STALE_SECONDS = 4.0
 START_SECONDS = 15.0
 POLL_SECONDS = 0.06
 SOON, GONE_WITHIN, PATIENCE = 2.0, 5.0, 30.0
@@ -72,6 +74,7 @@ ROUND = (
     *[(kill, phase) for kill in KILLS for phase in PHASES],
     *[(fault, phase) for fault in ("stop-worker", "stop-core", "stop-api") for phase in PHASES[::5]],
     ("stop-and-continue", Phase.READY),
+    ("stop-supervisor", Phase.READY),
     ("kill-core", Phase.DRAINING),
     ("kill-worker", Phase.DRAINING),
     ("kill-supervisor", Phase.DRAINING),
@@ -209,7 +212,9 @@ class Case:
         journal = self.journal()
         if journal.supervisor is None or journal.supervisor.stalled_since is not None:
             return False
-        return readiness_view(journal, self.health()).ready
+        # As if it had been asked later, so that no case waits as long as a sidecar does.
+        later = now() + timedelta(seconds=STALE_AFTER_SECONDS - STALE_SECONDS)
+        return readiness_view(journal, self.health(), later).ready
 
     def health(self) -> EngineHealth:
         try:
@@ -307,6 +312,8 @@ class Case:
         kind, _, detail = self.fault.partition("-")
         if self.fault == "stop-and-continue":
             self.stop_and_continue()
+        elif self.fault == "stop-supervisor":
+            self.stop_supervisor()
         elif kind == "kill":
             self.kill(detail)
         elif kind == "stop":
@@ -375,6 +382,17 @@ class Case:
         self.wait("ready again", self.ready, SOON)
         self.terminate()
 
+    def stop_supervisor(self) -> None:
+        """And the core with it: the API server's /health still answers, and nobody watches."""
+        core = self.pids()[1]
+        for pid in (self.pid, core):
+            os.kill(pid, signal.SIGSTOP)
+        self.wait("not ready", lambda: not self.ready(), STALE_SECONDS + SOON)
+        self.down_at = self.clock() - SOON
+        self.look()
+        os.kill(self.pid, signal.SIGCONT)
+        self.expect(None, (7,), HANG_SECONDS + GONE_WITHIN)
+
     def terminate(self) -> None:
         started = self.present() is Phase.READY
         os.kill(self.pid, signal.SIGTERM)
@@ -390,8 +408,11 @@ class Case:
         elif how == "corrupted":
             path.write_bytes(self.random.randbytes(self.random.randrange(1, 5000)))
         elif how == "directory":
-            path.unlink()
-            path.mkdir()
+            while not path.is_dir():
+                # The next record may come between the two.
+                with contextlib.suppress(FileExistsError):
+                    path.unlink()
+                    path.mkdir()
         else:
             changes = {
                 "future": {"updated_at": later, "started_at": later},

@@ -38,7 +38,7 @@ def picture(journal: Journal, moment: datetime, answer: EngineHealth | None, **c
         url=URL,
         since=NOW - 100,
         answered=NOW,
-        readiness=readiness_view(journal, answer),
+        readiness=readiness_view(journal, answer, moment),
         startup=startup_view(journal, moment),
         status=status_view(journal, answer, moment),
         warnings=warnings_view(journal, answer, moment),

@@ -26,6 +26,9 @@ from kimi_k3.words.text import printable
 MAX_RECORD_BYTES = 2 * 1024 * 1024
 """A rank's record of the real model (92 layers, 2 projections) is about 120 kB; more is foreign."""
 
+ROOM_BYTES = 256 * 1024
+"""Below this a directory counts as full: a record has room beside the one that it takes the place of."""
+
 MAX_DESCRIBED = 100
 """Errors of one record that are looked at for the first one's sake."""
 
@@ -48,13 +51,15 @@ class Journal:
     """Everything trustworthy in a state directory, at one moment.
 
     ``ranks`` and ``failures`` hold only records of the start that ``supervisor`` describes; without
-    a supervisor record they are empty.
+    a supervisor record they are empty. ``unwritable`` is why the directory can take no new record, as far as
+    the kernel tells: then an old one does not mean that its writer is gone.
     """
 
     supervisor: SupervisorRecord | None
     ranks: tuple[RankRecord, ...]
     failures: tuple[FailureRecord, ...]
     faults: tuple[Fault, ...]
+    unwritable: str | None = None
 
 
 def read_journal(directory: Path) -> Journal:
@@ -90,12 +95,14 @@ class JournalReader:
             ranks=_kept(last.ranks, ranks),
             failures=_kept(last.failures, sorted(failures, key=lambda record: record.at)),
             faults=tuple(faults),
+            unwritable=_unwritable(self._directory),
         )
         if (
             self._journal.supervisor is last.supervisor
             and self._journal.ranks is last.ranks
             and self._journal.failures is last.failures
             and self._journal.faults == last.faults
+            and self._journal.unwritable == last.unwritable
         ):
             self._journal = last
         return self._journal
@@ -175,6 +182,19 @@ def _parse(text: bytes, model: type[AnyRecord]) -> tuple[AnyRecord | None, str |
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(map(str, first["loc"])) or "the file"
         return None, f"is not a record of this version: {where}: {first['msg']}"
+
+
+def _unwritable(directory: Path) -> str | None:
+    try:
+        found = os.statvfs(directory)
+    except OSError:
+        return None
+    if found.f_flag & os.ST_RDONLY:
+        return "is read-only"
+    # A file system without a limit on files (btrfs) gives 0 of 0.
+    if found.f_bavail * found.f_frsize < ROOM_BYTES or (found.f_files and not found.f_favail):
+        return "has no room"
+    return None
 
 
 def _kept(last: tuple[AnyRecord, ...], records: list[AnyRecord]) -> tuple[AnyRecord, ...]:

@@ -18,7 +18,7 @@ def check(settings: Settings) -> Readiness:
     """Whether traffic may come, by the journal and the engine's answer just now."""
     journal = read_journal(settings.state_dir)
     url = engine_url(journal, settings)
-    return readiness_view(journal, None if url is None else asyncio.run(_ask(url, settings)))
+    return readiness_view(journal, None if url is None else asyncio.run(_ask(url, settings)), now())
 
 
 async def _ask(url: str, settings: Settings) -> EngineHealth:

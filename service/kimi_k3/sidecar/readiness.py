@@ -1,19 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whether traffic may come (``/readyz``): every condition, or the list of those that do not hold.
 
-A stale record of the supervisor is a warning, not a condition: the state directory may have become full
-or read-only under an engine that serves, and whether it does is asked of the engine itself. When the
-supervisor is killed, its engine ends with it.
+A supervisor that no longer reports watches nobody: vLLM's ``/health`` answers 200 over a core that hangs.
+Where the state directory has become full or read-only under an engine that serves, though, an old record is
+only a warning, and whether it serves is asked of the engine itself.
 """
 
 from __future__ import annotations
 
+from datetime import datetime
 from enum import StrEnum
 
 from pydantic import Field
 
 from kimi_k3.journal.models import SUPERVISOR_FILE
 from kimi_k3.journal.reader import Journal
+from kimi_k3.sidecar.arithmetic import is_fresh
 from kimi_k3.sidecar.view import EngineHealth, View
 from kimi_k3.words.phases import Phase
 
@@ -25,6 +27,7 @@ class ReasonCode(StrEnum):
     """Why traffic may not come; stable, for machines."""
 
     SUPERVISOR_MISSING = "supervisor-missing"
+    SUPERVISOR_STALE = "supervisor-stale"
     STARTING = "starting"
     DRAINING = "draining"
     ENDED = "ended"
@@ -50,9 +53,9 @@ class Readiness(View):
     engine: EngineHealth | None = Field(description="The engine's answer just now; null when not asked.")
 
 
-def readiness_view(journal: Journal, health: EngineHealth | None) -> Readiness:
+def readiness_view(journal: Journal, health: EngineHealth | None, now: datetime) -> Readiness:
     """What ``/readyz`` answers; ``health`` is the engine's answer just now."""
-    reasons = journal_reasons(journal)
+    reasons = journal_reasons(journal, now)
     if journal.supervisor is not None:
         if health is None:
             reasons.append(Reason(code=ReasonCode.ENGINE_UNKNOWN, message="The engine was not asked."))
@@ -70,7 +73,7 @@ def readiness_view(journal: Journal, health: EngineHealth | None) -> Readiness:
     )
 
 
-def journal_reasons(journal: Journal) -> list[Reason]:
+def journal_reasons(journal: Journal, now: datetime) -> list[Reason]:
     """The conditions that the journal alone shows not to hold."""
     supervisor = journal.supervisor
     if supervisor is None:
@@ -96,6 +99,14 @@ def journal_reasons(journal: Journal) -> list[Reason]:
     elif phase is not Phase.READY:
         reasons.append(
             Reason(code=ReasonCode.STARTING, message=f"The deployment is {phase}: {phase.description}.")
+        )
+    if supervisor.ending is None and journal.unwritable is None and not is_fresh(supervisor, now):
+        reasons.append(
+            Reason(
+                code=ReasonCode.SUPERVISOR_STALE,
+                message="The supervisor no longer reports: it hangs, it was killed, or it may not write the "
+                "state directory.",
+            )
         )
     if supervisor.stalled_since is not None:
         reasons.append(

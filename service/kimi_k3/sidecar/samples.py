@@ -199,7 +199,7 @@ _SUMS = (m.CONVERSION_GROUPS, m.CONVERSION_LOSSLESS_GROUPS, m.CONVERSION_READ, m
 
 def _of_engine(seen: Observation) -> Values:
     health = seen.health
-    if journal_reasons(seen.journal):
+    if journal_reasons(seen.journal, seen.now):
         yield m.READY, (), 0
     elif health is not None:
         yield m.READY, (), health.healthy

@@ -96,15 +96,15 @@ class Observer:
             reading = self._begin_reading()
             # Where many ask, none of them waits: the next ones get what is being read now.
             if age >= 2 * refresh:
-                await _patiently(reading)
+                await self._patiently(reading)
         return self.last()
 
     async def reread(self) -> State:
         """The state after a change of one's own."""
         if self._reading is not None:
             # It may have begun before the change.
-            await _patiently(self._reading)
-        await _patiently(self._begin_reading())
+            await self._patiently(self._reading)
+        await self._patiently(self._begin_reading())
         return self.last()
 
     def last(self) -> State:
@@ -135,6 +135,16 @@ class Observer:
         if self._reading is None or self._reading.done():
             self._reading = asyncio.create_task(self._read_once())
         return self._reading
+
+    async def _patiently(self, reading: asyncio.Task[None]) -> None:
+        """Wait for a reading, but not for ever."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(READ_PATIENCE_SECONDS):
+                await asyncio.shield(reading)
+        known = self._files
+        if not reading.done() and known is not None and known.journal.unwritable is None:
+            journal = dataclasses.replace(known.journal, unwritable="does not answer")
+            self._files = dataclasses.replace(known, journal=journal)
 
     async def _read_once(self) -> None:
         self._files = await run_in_threadpool(self._read)
@@ -175,13 +185,6 @@ class Observer:
 
     def _engine_url(self, journal: Journal) -> str | None:
         return engine_url(journal, self._settings)
-
-
-async def _patiently(reading: asyncio.Task[None]) -> None:
-    """Wait for a reading, but not for ever."""
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(READ_PATIENCE_SECONDS):
-            await asyncio.shield(reading)
 
 
 def engine_url(journal: Journal, settings: Settings) -> str | None:

@@ -19,7 +19,7 @@ def startup(state: State) -> Startup:
 
 def readiness(state: State) -> Readiness:
     """Whether traffic may come."""
-    return readiness_view(state.journal, state.health)
+    return readiness_view(state.journal, state.health, state.now)
 
 
 def status(state: State) -> Status:

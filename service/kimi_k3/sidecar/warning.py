@@ -114,9 +114,16 @@ SUPERVISOR_MISSING = WarningKind(
 SUPERVISOR_STALE = WarningKind(
     "supervisor-stale",
     Severity.CRITICAL,
-    "The supervisor has stopped reporting without an ending: it was killed, it hangs, or the state "
-    "directory cannot be written.",
+    "The supervisor has stopped reporting without an ending: it was killed, it hangs, or it may not write "
+    "the state directory.",
     "Look at its log and restart it.",
+)
+STATE_UNWRITABLE = WarningKind(
+    "state-unwritable",
+    Severity.CRITICAL,
+    "The state directory {why}: what is told here is as old as the last record, and whether the deployment "
+    "is ready is asked of the engine alone.",
+    "Make room in it, or mount it writable; nothing has to be restarted.",
 )
 DEPLOYMENT_FAILED = WarningKind(
     "deployment-failed",
@@ -209,7 +216,7 @@ def _matters(journal: Journal, health: EngineHealth | None, now: datetime) -> It
         yield _matter(SUPERVISOR_MISSING, None)
     else:
         yield from _of_weights(journal, supervisor)
-        yield from _of_life(supervisor, health, now)
+        yield from _of_life(journal, supervisor, health, now)
         yield from _of_ranks(journal, supervisor, now)
     for failure in journal.failures:
         yield _matter(
@@ -220,6 +227,8 @@ def _matters(journal: Journal, health: EngineHealth | None, now: datetime) -> It
             what=failure.what.rstrip("."),
             remedy=failure.remedy,
         )
+    if journal.unwritable is not None:
+        yield _matter(STATE_UNWRITABLE, None, why=journal.unwritable)
     for fault in journal.faults:
         yield _matter(JOURNAL_FAULT, None, part=_word(fault.file), file=fault.file, why=fault.why)
 
@@ -257,9 +266,11 @@ def _figures(journal: Journal) -> str:
     return "" if error is None else f"; relative squared error so far {error:.5f}"
 
 
-def _of_life(supervisor: SupervisorRecord, health: EngineHealth | None, now: datetime) -> Iterator[Matter]:
+def _of_life(
+    journal: Journal, supervisor: SupervisorRecord, health: EngineHealth | None, now: datetime
+) -> Iterator[Matter]:
     ending = supervisor.ending
-    if ending is None and not is_fresh(supervisor, now):
+    if ending is None and journal.unwritable is None and not is_fresh(supervisor, now):
         yield _matter(SUPERVISOR_STALE, supervisor.updated_at)
     if ending is None and supervisor.stalled_since is not None:
         yield _matter(ENGINE_STALLED, supervisor.stalled_since)
