@@ -2,10 +2,11 @@
 """What the sidecar costs the engine: tokens a second with and without it, in pairs of one run.
 
 ``.venv/bin/python -m benchmarks.effect``. A real vLLM on the CPU serves the tiny checkpoint to a constant
-number of clients, on the one core that the sidecar has as well: a harder neighbourhood than a GPU's. Clients
-and watchers have another; with ``--all-cores`` the kernel decides. In one half of each pair, in random order,
-the sidecar is stopped (SIGSTOP: it gets no core at all); in the other it is watched as in a cluster: probes
-and a scrape every few seconds, one page. Tokens are the engine's own count. Prints a row for RESULTS.md.
+number of clients, on one core. ``--sidecar`` says where the sidecar is: ``shared``, on that core, a harder
+neighbourhood than a GPU's; ``apart``, on the other one, with the clients, as on a node with cores to spare;
+``free``, where the kernel puts everything. In one half of each pair, in random order, the sidecar is stopped
+(SIGSTOP: it gets no core at all); in the other it is watched as in a cluster: probes and a scrape every few
+seconds, one page. Tokens are the engine's own count. Prints a row for RESULTS.md.
 """
 
 from __future__ import annotations
@@ -67,8 +68,11 @@ def ask_the_engine(url: str) -> None:
         threading.Thread(target=ask).start()
 
 
-def watch_the_sidecar(port: int) -> None:
-    """Probes, a scrape and one page, until this process is ended; a stopped sidecar lets them wait."""
+def watch_the_sidecar(port: int, running: float) -> None:
+    """Probes, a scrape and one page, until this process is ended.
+
+    A sidecar that runs a share of the time, ``running``, answers in it what fell due meanwhile.
+    """
 
     async def ask(path: str, every: float) -> None:
         connection = Connection(port)
@@ -86,7 +90,7 @@ def watch_the_sidecar(port: int) -> None:
         async with asyncio.TaskGroup() as group:
             group.create_task(listen())
             for path, every in WATCHED_EVERY_SECONDS.items():
-                group.create_task(ask(path, every))
+                group.create_task(ask(path, every / running))
 
     asyncio.run(all_of_it())
 
@@ -135,7 +139,7 @@ def measure(deployment: Deployment, pairs: int, seconds: float, chooser: random.
     """Both halves of each pair, in random order."""
     sidecar, port = sidecar_of(deployment)
     found = []
-    with beside(ask_the_engine, deployment.engine_url), beside(watch_the_sidecar, port):
+    with beside(ask_the_engine, deployment.engine_url), beside(watch_the_sidecar, port, 0.5):
         rate(deployment.engine_url, 10.0)
         for _ in range(pairs):
             rates = {}
@@ -145,7 +149,8 @@ def measure(deployment: Deployment, pairs: int, seconds: float, chooser: random.
             sidecar.send_signal(signal.SIGCONT)
             found.append(Pair(**rates))
             print(f"{rates['without']:.1f} {rates['watched']:.1f} {found[-1].loss:+.2%}", flush=True)
-        time.sleep(SETTLE_SECONDS)
+    with beside(ask_the_engine, deployment.engine_url), beside(watch_the_sidecar, port, 1.0):
+        time.sleep(10.0)
         before, began = cpu_seconds(sidecar), time.monotonic()
         time.sleep(30.0)
         share = (cpu_seconds(sidecar) - before) / (time.monotonic() - began)
@@ -159,10 +164,10 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=200)
     parser.add_argument("--seconds", type=float, default=1.5, help="of each half")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--all-cores", action="store_true", help="everything where the kernel puts it")
+    parser.add_argument("--sidecar", choices=("shared", "apart", "free"), default="shared")
     given = parser.parse_args()
     cores = os.sched_getaffinity(0)
-    shared, other = (cores, cores) if given.all_cores else ({core} for core in sorted(cores)[:2])
+    shared, other = (cores, cores) if given.sidecar == "free" else ({core} for core in sorted(cores)[:2])
     with tempfile.TemporaryDirectory() as directory:
         checkpoint = Path(directory) / "tiny"
         make_tiny_checkpoint(checkpoint)
@@ -170,6 +175,9 @@ def main() -> None:
         os.sched_setaffinity(0, shared)
         with started(checkpoint, Path(directory), Mode(weights="int4")) as deployment:
             os.sched_setaffinity(0, other)
+            if given.sidecar == "apart":
+                for thread in sidecar_of(deployment)[0].threads():
+                    os.sched_setaffinity(thread.id, other)
             pairs = measure(deployment, given.pairs, given.seconds, random.Random(given.seed))
     losses = [pair.loss for pair in pairs]
     error = 1.96 * statistics.stdev(losses) / math.sqrt(len(losses))
