@@ -122,7 +122,7 @@ def test_ready_while_the_supervisor_cannot_tell(images: Docker) -> None:
         images.run("exec", number, "rm", "/state/filler")
         time.sleep(5)
         assert check() == (0, "ready\n")
-        core = "grep -lz EngineCore /proc/[0-9]*/cmdline | cut -d/ -f3 | grep -v self | xargs kill -STOP"
+        core = "kill -STOP $(grep -l EngineCor /proc/[0-9]*/comm | cut -d/ -f3)"
         images.run("kill", "--signal=STOP", number)
         images.run("exec", number, "sh", "-c", core)
         time.sleep(STALE_AFTER_SECONDS + 5)

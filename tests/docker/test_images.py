@@ -11,6 +11,7 @@ import pytest
 
 import kimi_k3
 from tests.docker.engine import Docker
+from tests.docker.proxy import tunnel
 
 SIDECAR = f"kimi-k3-gfx942-sidecar:{kimi_k3.__version__}"
 CPU = f"kimi-k3-gfx942-cpu:{kimi_k3.__version__}"
@@ -90,6 +91,22 @@ def test_nothing_changed_nothing_built(images: Docker) -> None:
     cached = {line.split()[0] for line in log.splitlines() if line.endswith("CACHED")}
     assert steps
     assert set(steps) <= cached
+
+
+def test_built_through_a_proxy(images: Docker, tmp_path: Path) -> None:
+    """Where only a proxy reaches the internet, it is asked for every package, and nothing goes around it."""
+    (tmp_path / "pip.conf").write_text("[global]\nretries = 0\n")
+    given = {"KIMI_K3_BUILD_PIP_CONF": str(tmp_path / "pip.conf"), "VERSION": "proxied"}
+    bridge = "{{(index .IPAM.Config 0).Gateway}}"
+    gateway = images.run("network", "inspect", "--format", bridge, "bridge").stdout.strip()
+    with tunnel(gateway) as (port, asked):
+        given["HTTPS_PROXY"] = f"http://{gateway}:{port}"
+        images.compose("--profile", "cpu", "build", "--no-cache", "sidecar", given=given)
+        assert asked
+    # pip says of a proxy that is gone only that it found nothing.
+    assert "failed to solve" in images.compose(
+        "--profile", "cpu", "build", "--no-cache", "sidecar", check=False, given=given
+    )
 
 
 def test_no_layer_keeps_a_secret(images: Docker, tmp_path: Path) -> None:

@@ -82,8 +82,11 @@ def test_image(docker: Docker, base: Base) -> None:
     found = inspected(docker, IMAGE)["Config"]
     assert found["User"] == "10001:0"
     assert found["Labels"]["org.opencontainers.image.base.name"] == "good:base"
+    assert found["Healthcheck"]["Test"] == ["CMD", "kimi-k3", "healthcheck"]
     told = inside(docker, IMAGE, "cat", "/opt/kimi-k3/versions.txt").split()
     assert {f"vllm=={VLLM}", f"torch=={TORCH}", f"kimi-k3-gfx942=={kimi_k3.__version__}"} <= set(told)
+    bill = json.loads(inside(docker, IMAGE, "cat", "/opt/kimi-k3/sbom.cdx.json"))
+    assert sorted(f"{one['name']}=={one['version']}" for one in bill["components"]) == sorted(told)
     # The base's torch is only a name, which vLLM cannot import.
     where = "from importlib.util import find_spec; print(find_spec('torch').origin, find_spec('vllm').origin)"
     seen = inside(docker, IMAGE, "python", "-c", where)
