@@ -18,6 +18,7 @@ from kimi_k3.cli import checkpoint, kernels, metrics
 from kimi_k3.cli.conversion import convert_file, convert_report
 from kimi_k3.cli.planning import backends, plan, preflight
 from kimi_k3.cli.serving import demo, doctor, healthcheck, serve, sidecar
+from kimi_k3.cli.verifying import app as verify
 from kimi_k3.cli.watching import watch
 from kimi_k3.errors import ExitCode, OperatorError, nearest
 from kimi_k3.terminal import (
@@ -54,6 +55,7 @@ app.command()(doctor)
 app.add_typer(checkpoint.app, name="checkpoint")
 app.add_typer(kernels.app, name="kernels")
 app.add_typer(metrics.app, name="metrics")
+app.add_typer(verify, name="verify")
 
 
 @app.command()

@@ -141,15 +141,24 @@ def sidecar(
     run_sidecar(Settings.read().model_copy(update=chosen))
 
 
-def healthcheck(state_dir: StateDir = None) -> int:
+def healthcheck(
+    state_dir: StateDir = None,
+    alive: Annotated[
+        bool, typer.Option("--alive", help="Ask only whether the supervisor hangs, as a liveness probe does.")
+    ] = False,
+) -> int:
     """Exit with 0 when traffic may come to this deployment, else with 1, and say why not."""
-    from kimi_k3.sidecar.healthcheck import check
+    from kimi_k3.sidecar.healthcheck import check, supervisor_lives
     from kimi_k3.sidecar.settings import Settings
 
     settings = Settings.read()
     if state_dir is not None:
         where = given_path("--state-dir", state_dir, absolute=True)
         settings = settings.model_copy(update={"state_dir": where})
+    if alive:
+        lives = supervisor_lives(settings)
+        print("alive" if lives else "The supervisor no longer reports.")
+        return ExitCode.OK if lives else ExitCode.FAILED
     found = check(settings)
     print("ready" if found.ready else " ".join(reason.message for reason in found.reasons))
     return ExitCode.OK if found.ready else ExitCode.FAILED

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the Helm chart knows of the profiles: ``python -m kimi_k3.plan.chart helm/kimi-k3-gfx942/files/profiles.json``.
+"""What the Helm chart knows of the profiles, ``files/profiles.json``: ``python -m kimi_k3.plan.chart FILE``.
 
 Templates cannot ask a program. What a pod's specification needs (GPUs, seconds, whether consent is needed)
 is written beside them, from the data that ``kimi-k3 serve`` reads; a test holds the two equal.

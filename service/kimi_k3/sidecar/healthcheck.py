@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``kimi-k3 healthcheck``: what ``/readyz`` says, without a sidecar, for a container's own check."""
+"""``kimi-k3 healthcheck``: what ``/readyz`` says, or whether the supervisor lives; without a sidecar."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import asyncio
 
 from kimi_k3.journal.reader import read_journal
 from kimi_k3.journal.writer import now
+from kimi_k3.sidecar.arithmetic import is_fresh
 from kimi_k3.sidecar.probe import EngineProbe
 from kimi_k3.sidecar.readiness import Readiness, readiness_view
 from kimi_k3.sidecar.settings import Settings
@@ -19,6 +20,18 @@ def check(settings: Settings) -> Readiness:
     journal = read_journal(settings.state_dir)
     url = engine_url(journal, settings)
     return readiness_view(journal, None if url is None else asyncio.run(_ask(url, settings)), now())
+
+
+def supervisor_lives(settings: Settings) -> bool:
+    """Whether the supervisor still reports, or cannot: for a liveness probe, which kills where it does not.
+
+    Without a record nothing is known of a supervisor that hangs, and one that ended has ended its container.
+    """
+    journal = read_journal(settings.state_dir)
+    supervisor = journal.supervisor
+    if supervisor is None or supervisor.ending is not None or journal.unwritable is not None:
+        return True
+    return is_fresh(supervisor, now())
 
 
 async def _ask(url: str, settings: Settings) -> EngineHealth:

@@ -1,0 +1,106 @@
+{{/*
+What no schema can say: values that do not go together. Each message says what is wrong and what to do.
+*/}}
+{{- define "kimi-k3.checks" -}}
+{{- $facts := include "kimi-k3.facts" . | fromJson -}}
+{{- $model := .Values.model -}}
+
+{{- if and (gt (int $facts.nodes) 1) -}}
+{{- fail (printf "profile: %s %s; use a profile of one node" .Values.profile $facts.notStartable) -}}
+{{- else if $facts.notStartable -}}
+{{- fail (printf "profile: %s %s; use another profile" .Values.profile $facts.notStartable) -}}
+{{- end -}}
+
+{{- if and (eq $facts.weights "int4") (not .Values.weights.acceptLossy) -}}
+{{- fail (printf "weights.acceptLossy: profile %s serves the experts as int4, which changes them; set weights.acceptLossy=true to consent, or weights.format=mxfp4 for exact weights, which are slower" .Values.profile) -}}
+{{- end -}}
+
+{{- $sources := dict
+      "model.existingClaim" $model.existingClaim
+      "model.hostPath" $model.hostPath
+      "model.inImage" $model.inImage
+      "model.download.enabled" (ternary "yes" "" $model.download.enabled) -}}
+{{- $given := list -}}
+{{- range $name, $value := $sources -}}{{- if $value -}}{{- $given = append $given $name -}}{{- end -}}{{- end -}}
+{{- if not $given -}}
+{{- fail "model: nothing says where the checkpoint is; set one of model.existingClaim, model.hostPath, model.download.enabled" -}}
+{{- else if gt (len $given) 1 -}}
+{{- fail (printf "model: the checkpoint has %d sources, %s; leave one" (len $given) ($given | sortAlpha | join " and ")) -}}
+{{- end -}}
+{{- if and $model.download.enabled (not $model.download.revision) -}}
+{{- fail "model.download.revision: is empty, so what would be served is not known; give the commit of the repository" -}}
+{{- end -}}
+
+{{- if gt (int .Values.replicas) 1 -}}
+{{- $claims := dict -}}
+{{- if $model.download.enabled -}}{{- $_ := set $claims "model.download.accessModes" $model.download.accessModes -}}{{- end -}}
+{{- range $name := list "state" "cache" -}}
+{{- $volume := index $.Values.storage $name -}}
+{{- if $volume.persistent -}}
+{{- if eq $name "state" -}}
+{{- fail "storage.state.persistent: the journal is one deployment's, and several replicas would write into one; set it to false, or replicas=1" -}}
+{{- end -}}
+{{- $_ := set $claims (printf "storage.%s.accessModes" $name) $volume.accessModes -}}
+{{- end -}}
+{{- end -}}
+{{- range $name, $modes := $claims -}}
+{{- if not (or (has "ReadWriteMany" $modes) (has "ReadOnlyMany" $modes)) -}}
+{{- fail (printf "%s: [%s] attaches the volume to one node, and %d replicas need it on several; use ReadWriteMany, or replicas=1" $name (join ", " $modes) (int $.Values.replicas)) -}}
+{{- end -}}
+{{- end -}}
+{{- if $model.existingClaim -}}
+{{- $claim := lookup "v1" "PersistentVolumeClaim" .Release.Namespace $model.existingClaim -}}
+{{- if $claim -}}
+{{- $modes := $claim.spec.accessModes -}}
+{{- if not (or (has "ReadWriteMany" $modes) (has "ReadOnlyMany" $modes)) -}}
+{{- fail (printf "model.existingClaim: %s is [%s], which one node attaches, and %d replicas need it on several; use a claim with ReadWriteMany, or replicas=1" $model.existingClaim (join ", " $modes) (int .Values.replicas)) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- if lt (int $facts.grace) (int $facts.graceNeeded) -}}
+{{- fail (printf "shutdown.graceSeconds: %d is less than the %d s that a readiness delay of %d s, a drain of %d s and the end of the processes take, so requests would be killed; leave it out, or shorten shutdown.drainSeconds" (int $facts.grace) (int $facts.graceNeeded) (int $facts.delay) (int $facts.drain)) -}}
+{{- end -}}
+{{- if lt (int $facts.probe) (int $facts.probeNeeded) -}}
+{{- fail (printf "startup.probeSeconds: %d is less than the %d s after which the engine itself gives up, so a start would be killed without a reason; leave it out, or lower startup.timeoutSeconds" (int $facts.probe) (int $facts.probeNeeded)) -}}
+{{- end -}}
+
+{{- $limit := dig "limits" "memory" "" .Values.engine.resources -}}
+{{- if $limit -}}
+{{- if le (include "kimi-k3.bytes" $limit | int64) (include "kimi-k3.bytes" .Values.engine.sharedMemory | int64) -}}
+{{- fail (printf "engine.resources.limits.memory: %s does not hold engine.sharedMemory (%s), which counts in it; raise it" $limit .Values.engine.sharedMemory) -}}
+{{- end -}}
+{{- end -}}
+{{- range $kind := list "requests" "limits" -}}
+{{- if hasKey (index $.Values.engine.resources $kind | default dict) $.Values.engine.gpuResource -}}
+{{- fail (printf "engine.resources.%s: %s is the profile's; leave it out" $kind $.Values.engine.gpuResource) -}}
+{{- end -}}
+{{- end -}}
+
+{{- if and (eq .Values.scheduling.gpuNodes "product-name") (not .Values.scheduling.productNames) -}}
+{{- fail "scheduling.productNames: is empty, and scheduling.gpuNodes is product-name; give what `kubectl get nodes -L amd.com/gpu.product-name` shows" -}}
+{{- end -}}
+
+{{- $gateway := .Values.gateway -}}
+{{- if $gateway.httpRoute.enabled -}}
+{{- if not $gateway.httpRoute.parentRefs -}}
+{{- fail "gateway.httpRoute.parentRefs: is empty; name the Gateway that the route belongs to" -}}
+{{- end -}}
+{{- include "kimi-k3.needs" (list . "gateway.networking.k8s.io/v1" "gateway.httpRoute.enabled" "the Gateway API") -}}
+{{- end -}}
+{{- if $gateway.inferencePool.enabled -}}
+{{- if not $gateway.inferencePool.endpointPicker.name -}}
+{{- fail "gateway.inferencePool.endpointPicker.name: is empty; name the Service of the endpoint picker" -}}
+{{- end -}}
+{{- include "kimi-k3.needs" (list . "inference.networking.k8s.io/v1" "gateway.inferencePool.enabled" "the Gateway API Inference Extension") -}}
+{{- end -}}
+{{- end -}}
+
+{{/* What was asked for by name must not be left out silently. */}}
+{{- define "kimi-k3.needs" -}}
+{{- $root := index . 0 -}}
+{{- if not ($root.Capabilities.APIVersions.Has (index . 1)) -}}
+{{- fail (printf "%s: this cluster has no %s (%s); install it, or set it to false" (index . 2) (index . 3) (index . 1)) -}}
+{{- end -}}
+{{- end -}}

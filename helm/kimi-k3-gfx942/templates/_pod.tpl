@@ -1,0 +1,294 @@
+{{/*
+The pod: first the sidecar, which stays, then what must hold before a start, then the engine.
+*/}}
+{{- define "kimi-k3.pod" -}}
+{{- $facts := include "kimi-k3.facts" . | fromJson -}}
+metadata:
+  # No version: a new chart must not restart what it does not change.
+  labels:
+    {{- include "kimi-k3.engineSelector" . | nindent 4 }}
+  annotations:
+    kubectl.kubernetes.io/default-container: engine
+spec:
+  serviceAccountName: {{ include "kimi-k3.serviceAccount" . }}
+  automountServiceAccountToken: false
+  # A Service called vllm would become VLLM_PORT, which vLLM takes for its own.
+  enableServiceLinks: false
+  terminationGracePeriodSeconds: {{ int $facts.grace }}
+  {{- with .Values.image.pullSecrets }}
+  imagePullSecrets:
+    {{- range . }}
+    - name: {{ . }}
+    {{- end }}
+  {{- end }}
+  {{- include "kimi-k3.placement" . | nindent 2 }}
+  securityContext:
+    {{- include "kimi-k3.podSecurity" . | nindent 4 }}
+    {{- with .Values.security.gpuGroups }}
+    supplementalGroups: {{ toJson . }}
+    {{- end }}
+  initContainers:
+    - name: sidecar
+      image: {{ include "kimi-k3.image" (list . "sidecar") }}
+      {{- with .Values.image.pullPolicy }}
+      imagePullPolicy: {{ . }}
+      {{- end }}
+      restartPolicy: Always
+      args: [sidecar]
+      env:
+        - {name: KIMI_K3_SIDECAR_HOST, value: 0.0.0.0}
+        - {name: KIMI_K3_SIDECAR_PORT, value: {{ int $facts.sidecarPort | quote }}}
+        {{- if .Values.auth.sidecarTokenSecret.name }}
+        - {name: KIMI_K3_SIDECAR_TOKEN_FILE, value: /run/secrets/sidecar/token}
+        {{- end }}
+      ports:
+        - {name: sidecar, containerPort: {{ int $facts.sidecarPort }}}
+      startupProbe:
+        httpGet: {path: /livez, port: sidecar}
+        periodSeconds: 1
+        failureThreshold: 60
+      livenessProbe:
+        httpGet: {path: /livez, port: sidecar}
+        periodSeconds: 10
+        timeoutSeconds: 5
+        failureThreshold: 6
+      resources:
+        {{- toYaml .Values.sidecar.resources | nindent 8 }}
+      securityContext:
+        {{- include "kimi-k3.containerSecurity" . | nindent 8 }}
+      volumeMounts:
+        - {name: state, mountPath: /state}
+        - {name: sidecar-tmp, mountPath: /tmp}
+        {{- if .Values.auth.sidecarTokenSecret.name }}
+        - {name: sidecar-token, mountPath: /run/secrets/sidecar, readOnly: true}
+        {{- end }}
+    {{- if .Values.model.download.enabled }}
+    - name: checkpoint
+      {{- include "kimi-k3.engineContainer" . | nindent 6 }}
+      # Says how far the Job has come, and ends when everything is there.
+      args: [checkpoint, wait, {{ $facts.checkpoint | quote }}, --timeout, {{ int .Values.model.download.timeoutSeconds | quote }}]
+      resources:
+        {{- toYaml .Values.sidecar.resources | nindent 8 }}
+    {{- end }}
+    - name: preflight
+      {{- include "kimi-k3.engineContainer" . | nindent 6 }}
+      # 1 is "something may be wrong or is unknown": that is told, and the start goes on.
+      command: [sh, -c, 'kimi-k3 preflight "$@" || [ $? -eq 1 ]', preflight]
+      args:
+        - {{ $facts.checkpoint | quote }}
+        {{- include "kimi-k3.chosen" . | nindent 8 }}
+        # A predecessor may still be giving back the GPUs' memory.
+        - --wait-vram=120
+      resources:
+        {{- include "kimi-k3.engineResources" . | nindent 8 }}
+  containers:
+    - name: engine
+      {{- include "kimi-k3.engineContainer" . | nindent 6 }}
+      args:
+        {{- include "kimi-k3.serve" . | nindent 8 }}
+      terminationMessagePolicy: FallbackToLogsOnError
+      ports:
+        - {name: http, containerPort: {{ int $facts.enginePort }}}
+      # The sidecar answers for the engine: vLLM's own health is silent while it loads.
+      startupProbe:
+        httpGet: {path: /startupz, port: {{ int $facts.sidecarPort }}}
+        periodSeconds: 10
+        timeoutSeconds: 5
+        failureThreshold: {{ divf $facts.probe 10 | ceil | int }}
+      readinessProbe:
+        httpGet: {path: /readyz, port: {{ int $facts.sidecarPort }}}
+        periodSeconds: 5
+        timeoutSeconds: 5
+        failureThreshold: 2
+      # An engine that hangs is ended by the supervisor, which knows why. This is for a supervisor that hangs, and does
+      # not depend on the sidecar.
+      livenessProbe:
+        exec: {command: [kimi-k3, healthcheck, --alive]}
+        periodSeconds: 60
+        timeoutSeconds: 30
+        failureThreshold: 3
+      resources:
+        {{- include "kimi-k3.engineResources" . | nindent 8 }}
+  volumes:
+    {{- include "kimi-k3.volumes" . | nindent 4 }}
+{{- end -}}
+
+{{/* What is served, as `kimi-k3 serve` and `kimi-k3 preflight` take it. */}}
+{{- define "kimi-k3.chosen" -}}
+- --profile={{ .Values.profile }}
+{{- range $name, $value := .Values.overrides }}
+- {{ printf "--set=%s=%s" $name (ternary $value (toJson $value) (kindIs "string" $value)) | quote }}
+{{- end }}
+{{- with .Values.weights.format }}
+- --weights={{ . }}
+{{- end }}
+{{- if .Values.weights.acceptLossy }}
+- --accept-lossy
+{{- end }}
+- --state-dir=/state
+{{- end -}}
+
+{{/* The command line of the engine: the program makes vLLM's of it. */}}
+{{- define "kimi-k3.serve" -}}
+{{- $facts := include "kimi-k3.facts" . | fromJson -}}
+- serve
+- {{ $facts.checkpoint | quote }}
+{{ include "kimi-k3.chosen" . }}
+{{- with .Values.weights.scaleRule }}
+- --scale-rule={{ . }}
+{{- end }}
+- --host=0.0.0.0
+- --port={{ int $facts.enginePort }}
+- {{ printf "--served-model-name=%s" .Values.model.servedName | quote }}
+- --start-timeout={{ int $facts.start }}
+- --drain-timeout={{ int $facts.drain }}
+- --readiness-delay={{ int $facts.delay }}
+{{- if .Values.auth.apiKeySecret.name }}
+- --api-key-file=/run/secrets/engine/api-key
+{{- end }}
+{{- end -}}
+
+{{/* What all containers of the engine's image have in common. */}}
+{{- define "kimi-k3.engineContainer" -}}
+image: {{ include "kimi-k3.image" (list . "engine") }}
+{{- with .Values.image.pullPolicy }}
+imagePullPolicy: {{ . }}
+{{- end }}
+{{- with .Values.engine.env }}
+env:
+  {{- range $name, $value := . }}
+  - {name: {{ $name }}, value: {{ $value | quote }}}
+  {{- end }}
+{{- end }}
+securityContext:
+  {{- include "kimi-k3.containerSecurity" . | nindent 2 }}
+volumeMounts:
+  - {name: state, mountPath: /state}
+  - {name: cache, mountPath: /cache}
+  - {name: tmp, mountPath: /tmp}
+  - {name: shared-memory, mountPath: /dev/shm}
+  {{- if not .Values.model.inImage }}
+  - {name: model, mountPath: /models, readOnly: true}
+  {{- end }}
+  {{- if .Values.auth.apiKeySecret.name }}
+  - {name: api-key, mountPath: /run/secrets/engine, readOnly: true}
+  {{- end }}
+{{- end -}}
+
+{{/* CPU and memory as given, and the profile's GPUs, which are the same in requests and limits. */}}
+{{- define "kimi-k3.engineResources" -}}
+{{- $gpus := include "kimi-k3.facts" . | fromJson | dig "gpus" 0 | int -}}
+{{- $resources := deepCopy .Values.engine.resources -}}
+{{- if $gpus -}}
+{{- range $kind := list "requests" "limits" -}}
+{{- $_ := set $resources $kind (merge (dict $.Values.engine.gpuResource (toString $gpus)) (index $resources $kind | default dict)) -}}
+{{- end -}}
+{{- end -}}
+{{- toYaml $resources -}}
+{{- end -}}
+
+{{- define "kimi-k3.podSecurity" -}}
+runAsNonRoot: true
+{{- with .Values.security.runAsUser }}
+runAsUser: {{ int64 . }}
+runAsGroup: 0
+{{- end }}
+{{- with .Values.security.fsGroup }}
+fsGroup: {{ int64 . }}
+# A claim with 1.42 TiB is not gone through when its root is already right.
+fsGroupChangePolicy: OnRootMismatch
+{{- end }}
+seccompProfile: {type: {{ .Values.security.seccompProfile }}}
+{{- end -}}
+
+{{- define "kimi-k3.containerSecurity" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+capabilities: {drop: [ALL]}
+{{- end -}}
+
+{{/* Where a pod with this profile may run. */}}
+{{- define "kimi-k3.placement" -}}
+{{- $facts := include "kimi-k3.facts" . | fromJson -}}
+{{- $scheduling := .Values.scheduling -}}
+{{- with $scheduling.priorityClassName }}
+priorityClassName: {{ . }}
+{{- end }}
+{{- with $scheduling.nodeSelector }}
+nodeSelector:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- if and $facts.gpus (ne $scheduling.gpuNodes "none") }}
+affinity:
+  nodeAffinity:
+    requiredDuringSchedulingIgnoredDuringExecution:
+      nodeSelectorTerms:
+        - matchExpressions:
+            {{- if eq $scheduling.gpuNodes "device-id" }}
+            # {{ join ", " $facts.gpuNames }}
+            - {key: amd.com/gpu.device-id, operator: In, values: {{ toJson $facts.deviceIds }}}
+            {{- else }}
+            - {key: amd.com/gpu.product-name, operator: In, values: {{ toJson $scheduling.productNames }}}
+            {{- end }}
+            {{- if $scheduling.requireUnpartitioned }}
+            - {key: amd.com/gpu.compute-memory-partition, operator: In, values: [spx_nps1]}
+            {{- end }}
+{{- end }}
+{{- with $scheduling.tolerations }}
+tolerations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with $scheduling.topologySpreadConstraints }}
+topologySpreadConstraints:
+  {{- range . }}
+  - {{ merge (dict "labelSelector" (dict "matchLabels" (include "kimi-k3.engineSelector" $ | fromYaml))) . | toYaml | nindent 4 | trim }}
+  {{- end }}
+{{- end }}
+{{- end -}}
+
+{{- define "kimi-k3.volumes" -}}
+{{- range $name := list "state" "cache" }}
+{{- $volume := index $.Values.storage $name }}
+- name: {{ $name }}
+  {{- if $volume.persistent }}
+  persistentVolumeClaim: {claimName: {{ include "kimi-k3.fullname" $ }}-{{ $name }}}
+  {{- else }}
+  emptyDir: {sizeLimit: {{ $volume.size }}}
+  {{- end }}
+{{- end }}
+- name: tmp
+  emptyDir: {sizeLimit: 10Gi}
+- name: sidecar-tmp
+  emptyDir: {sizeLimit: 64Mi}
+- name: shared-memory
+  emptyDir: {medium: Memory, sizeLimit: {{ .Values.engine.sharedMemory }}}
+{{- with .Values.model }}
+{{- if .existingClaim }}
+- name: model
+  persistentVolumeClaim: {claimName: {{ .existingClaim }}, readOnly: true}
+{{- else if .hostPath }}
+- name: model
+  hostPath: {path: {{ .hostPath | quote }}, type: Directory}
+{{- else if .download.enabled }}
+- name: model
+  persistentVolumeClaim: {claimName: {{ include "kimi-k3.fullname" $ }}-model}
+{{- end }}
+{{- end }}
+{{- include "kimi-k3.secretVolumes" . | nindent 0 }}
+{{- end -}}
+
+{{/* The Secrets that were named, as files for the group. */}}
+{{- define "kimi-k3.secretVolumes" -}}
+{{- with .Values.auth.apiKeySecret }}
+{{- if .name }}
+- name: api-key
+  secret: {secretName: {{ .name }}, defaultMode: 0440, items: [{key: {{ .key }}, path: api-key}]}
+{{- end }}
+{{- end }}
+{{- with .Values.auth.sidecarTokenSecret }}
+{{- if .name }}
+- name: sidecar-token
+  secret: {secretName: {{ .name }}, defaultMode: 0440, items: [{key: {{ .key }}, path: token}]}
+{{- end }}
+{{- end }}
+{{- end -}}
