@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Values that operators give, by name: what is rendered, validated and kept as golden files."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import yaml
+
+from tests.helm.rendering import CHART
+
+FACTS: dict[str, Any] = json.loads((CHART / "files" / "profiles.json").read_text())
+ON_DISK: dict[str, Any] = {"model": {"hostPath": "/mnt/models", "path": "Kimi-K3"}}
+CONSENT: dict[str, Any] = {"weights": {"acceptLossy": True}}
+CPU: dict[str, Any] = yaml.safe_load((CHART / "values-cpu.yaml").read_text())
+
+EVERYTHING: dict[str, Any] = {
+    **CONSENT,
+    "profile": "ep8",
+    "overrides": {"max-model-len": 65536, "gpu-memory-utilization": 0.93, "enable-log-requests": True},
+    "model": {
+        "servedName": "moonshotai/Kimi-K3",
+        "download": {
+            "enabled": True,
+            "revision": "f831ab66" + 32 * "0",
+            "endpoint": "https://hub.example.com",
+            "tokenSecret": {"name": "hub", "key": "token"},
+            "storageClassName": "fast",
+        },
+    },
+    "image": {
+        "registry": "registry.example.com/ai",
+        "engine": {"digest": "sha256:" + 64 * "a"},
+        "sidecar": {"tag": "1.2.3"},
+        "pullPolicy": "IfNotPresent",
+        "pullSecrets": ["registry"],
+    },
+    "engine": {"env": {"NCCL_DEBUG": "INFO"}},
+    "startup": {"timeoutSeconds": 5400},
+    "shutdown": {"drainSeconds": 0, "readinessDelaySeconds": 0},
+    "storage": {"state": {"persistent": True}, "cache": {"persistent": True, "storageClassName": ""}},
+    "auth": {
+        "apiKeySecret": {"name": "clients", "key": "key"},
+        "sidecarTokenSecret": {"name": "operators", "key": "token"},
+    },
+    "gateway": {
+        "httpRoute": {
+            "enabled": True,
+            "parentRefs": [{"name": "gateway", "namespace": "gateways"}],
+            "hostnames": ["k3.example.com"],
+        },
+        "inferencePool": {"enabled": True, "endpointPicker": {"name": "picker"}},
+    },
+    "monitoring": {
+        "serviceMonitor": {"additionalLabels": {"release": "prometheus"}},
+        "rules": {"additionalLabels": {"release": "prometheus"}},
+    },
+    "podDisruptionBudget": {"maxUnavailable": 0},
+    "scheduling": {
+        "gpuNodes": "product-name",
+        "productNames": ["AMD_Instinct_MI325_OAM"],
+        "requireUnpartitioned": True,
+        "nodeSelector": {"pool": "gpu"},
+        "priorityClassName": "serving",
+        "topologySpreadConstraints": [
+            {"maxSkew": 1, "topologyKey": "kubernetes.io/hostname", "whenUnsatisfiable": "DoNotSchedule"}
+        ],
+    },
+    "security": {"gpuGroups": [993, 44]},
+}
+GATEWAYS = ("gateway.networking.k8s.io/v1", "inference.networking.k8s.io/v1")
+
+
+def of_profile(name: str) -> dict[str, Any]:
+    """The least that starts a profile: where the checkpoint is, and consent where it is needed."""
+    if name == "cpu-tiny":
+        return CPU
+    lossy = FACTS["profiles"][name]["weights"] == "int4"
+    return {"profile": name, **ON_DISK, **(CONSENT if lossy else {})}
+
+
+PROFILES = tuple(name for name, facts in FACTS["profiles"].items() if facts["notStartable"] is None)
+CASES: dict[str, dict[str, Any]] = {
+    **{name: of_profile(name) for name in PROFILES},
+    "two-replicas": {**of_profile("ep8"), "replicas": 2},
+    "exact-weights": {**ON_DISK, "weights": {"format": "mxfp4"}},
+    "openshift": {**of_profile("ep8"), "security": {"runAsUser": None, "fsGroup": None}},
+    "everything": EVERYTHING,
+}

@@ -1,0 +1,247 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is rendered: right by Kubernetes' schemas, as the golden files have it, and safe."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from kimi_k3.plan.chart import chart_document
+from tests.helm import golden, readme
+from tests.helm.cases import CASES, EVERYTHING, FACTS, GATEWAYS, PROFILES, of_profile
+from tests.helm.programs import HELM_3, HELM_4, Release
+from tests.helm.rendering import (
+    CHART,
+    MINORS,
+    MONITORING,
+    Object,
+    containers,
+    merged,
+    one,
+    ran,
+    rendered,
+    template,
+)
+
+APIS = (MONITORING, *GATEWAYS)
+
+
+@pytest.mark.parametrize("minor", MINORS)
+@pytest.mark.parametrize("case", CASES)
+def test_kubernetes_takes_it(case: str, minor: str) -> None:
+    """Every object follows its schema to the letter, in every minor version that the chart is for."""
+    unknown = set()
+    for found in rendered(CASES[case], apis=APIS, minor=minor):
+        try:
+            kubernetes_validate.validate(found, minor, strict=True)
+        except kubernetes_validate.SchemaNotFoundError:
+            unknown.add(found["apiVersion"])
+    assert unknown <= set(APIS)
+
+
+@pytest.mark.parametrize("case", golden.KEPT)
+def test_golden(case: str) -> None:
+    """A change of what is rendered is seen; `python -m tests.helm.golden` writes the files anew."""
+    assert (golden.DIRECTORY / f"{case}.yaml").read_text() == golden.golden(case)
+
+
+def test_readme() -> None:
+    """`python -m tests.helm.readme` writes it anew."""
+    assert readme.FILE.read_text() == readme.readme()
+
+
+def test_every_value_is_documented() -> None:
+    """A value that the README does not tell is found by nobody."""
+    told = {entry.path for entry in readme.entries()}
+
+    def undocumented(values: dict[str, Any], path: str) -> list[str]:
+        found = []
+        for key, value in values.items():
+            here = f"{path}{key}"
+            if here not in told:
+                found += undocumented(value, f"{here}.") if isinstance(value, dict) and value else [here]
+        return found
+
+    assert undocumented(yaml.safe_load((CHART / "values.yaml").read_text()), "") == []
+
+
+def test_the_profiles_facts_are_the_programs() -> None:
+    """`python -m kimi_k3.plan.chart helm/kimi-k3-gfx942/files/profiles.json` writes them anew."""
+    assert (CHART / "files" / "profiles.json").read_text() == chart_document()
+
+
+@pytest.mark.parametrize("release", [HELM_3, HELM_4], ids=["helm-3", "helm-4"])
+def test_lint(release: Release, tmp_path: Path) -> None:
+    """Both of Helm's major versions take the chart, and render the same objects."""
+    (tmp_path / "values.yaml").write_text(yaml.safe_dump(of_profile("ep8")))
+    assert "0 chart(s) failed" in ran(
+        "lint", "--strict", CHART, "--values", tmp_path / "values.yaml", release=release
+    )
+    key = lambda found: (found["kind"], found["metadata"]["name"])  # noqa: E731
+    here = rendered(EVERYTHING, apis=APIS, release=release)
+    assert sorted(here, key=key) == sorted(rendered(EVERYTHING, apis=APIS), key=key)
+
+
+def test_the_version_is_the_programs() -> None:
+    """The chart's default images are those that `make images` of the same checkout builds."""
+    import kimi_k3
+
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    assert chart["version"] == chart["appVersion"] == kimi_k3.__version__
+
+
+def pods(found: list[Object]) -> list[Object]:
+    """The specification of every pod, whatever makes it."""
+    made = []
+    for each in found:
+        if each["kind"] in ("Deployment", "Job"):
+            made.append(each["spec"]["template"]["spec"])
+        elif each["kind"] == "Pod":
+            made.append(each["spec"])
+    return made
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_restricted(case: str) -> None:
+    """Kubernetes' restricted standard, and more: no token, no service links, nothing to write but volumes."""
+    for pod in pods(rendered(CASES[case], apis=APIS)):
+        assert pod["automountServiceAccountToken"] is False
+        assert pod["enableServiceLinks"] is False
+        assert not {"hostNetwork", "hostPID", "hostIPC"} & set(pod)
+        assert pod["securityContext"]["runAsNonRoot"] is True
+        assert pod["securityContext"]["seccompProfile"]["type"] == "RuntimeDefault"
+        for container in (*pod.get("initContainers", []), *pod["containers"]):
+            assert container["securityContext"] == {
+                "allowPrivilegeEscalation": False,
+                "readOnlyRootFilesystem": True,
+                "capabilities": {"drop": ["ALL"]},
+            }
+            assert container["resources"]["limits"]["memory"]
+
+
+def test_any_user() -> None:
+    """OpenShift gives the user and the groups; a number of ours would be refused."""
+    for pod in pods(rendered(CASES["openshift"])):
+        assert not {"runAsUser", "runAsGroup", "fsGroup"} & set(pod["securityContext"])
+
+
+def test_no_secret_but_by_name() -> None:
+    """There is no value that takes a secret, so none can be rendered, and each is a file in the pod."""
+    found = rendered(EVERYTHING, apis=APIS)
+    assert not [each for each in found if each["kind"] == "Secret"]
+    for pod in pods(found):
+        for container in (*pod.get("initContainers", []), *pod["containers"]):
+            assert not [each for each in container.get("env", []) if "valueFrom" in each]
+    volumes = {each["name"]: each["secret"] for each in pods(found)[0]["volumes"] if "secret" in each}
+    assert volumes["api-key"] == {
+        "secretName": "clients",
+        "defaultMode": 0o440,
+        "items": [{"key": "key", "path": "api-key"}],
+    }
+    assert volumes["sidecar-token"]["secretName"] == "operators"
+    assert "--api-key-file=/run/secrets/engine/api-key" in containers(found)["engine"]["args"]
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_one_budget(profile: str) -> None:
+    """The probe, vLLM's own limit and the rollout's deadline follow from one number (cases 2, 5)."""
+    values = merged(of_profile(profile), {"startup": {"timeoutSeconds": 3000, "pullSeconds": 100}})
+    found = rendered(values)
+    engine = containers(found)["engine"]
+    probe = engine["startupProbe"]
+    assert "--start-timeout=3000" in engine["args"]
+    assert probe["periodSeconds"] * probe["failureThreshold"] == 3120
+    assert one(found, "Deployment")["spec"]["progressDeadlineSeconds"] == 3280
+    assert "livenessProbe" in engine, "gated by the startup probe of the same container"
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_gpus(profile: str) -> None:
+    """As many as the profile's node has, in requests and limits alike, where such GPUs are."""
+    facts = FACTS["profiles"][profile]
+    found = rendered(of_profile(profile))
+    spec = one(found, "Deployment")["spec"]["template"]["spec"]
+    asked = {name: each["resources"] for name, each in containers(found).items()}
+    if not facts["gpusPerNode"]:
+        assert "affinity" not in spec
+        assert "amd.com/gpu" not in json.dumps(asked)
+        return
+    for name in ("preflight", "engine"):
+        assert asked[name]["limits"]["amd.com/gpu"] == asked[name]["requests"]["amd.com/gpu"] == "8"
+    assert "amd.com/gpu" not in asked["sidecar"]["limits"]
+    assert facts["deviceIds"]
+    assert json.dumps(facts["deviceIds"]) in json.dumps(spec["affinity"])
+
+
+def test_replicas_are_not_rolled() -> None:
+    """A rolling update needs twice the GPUs, and waits for ever (cases 16, 17)."""
+    for case in ("ep8", "two-replicas"):
+        assert one(rendered(CASES[case]), "Deployment")["spec"]["strategy"] == {"type": "Recreate"}
+
+
+def test_a_new_chart_restarts_nothing_that_it_does_not_change(tmp_path: Path) -> None:
+    """A label with the chart's version on the pods would cost another start of an hour."""
+    import shutil
+
+    newer = tmp_path / "newer"
+    shutil.copytree(CHART, newer)
+    chart = yaml.safe_load((newer / "Chart.yaml").read_text())
+    (newer / "Chart.yaml").write_text(yaml.safe_dump({**chart, "version": "9.9.9"}))
+    values = of_profile("ep8")
+    before, after = rendered(values), rendered(values, chart=newer)
+    assert before != after
+    assert one(before, "Deployment")["spec"] == one(after, "Deployment")["spec"]
+
+
+def test_selectors_do_not_take_other_pods() -> None:
+    """A Service that also selected the download or the test would send requests there."""
+    found = rendered(EVERYTHING, apis=APIS)
+    labels = one(found, "Deployment")["spec"]["template"]["metadata"]["labels"]
+    others = [one(found, "Job")["spec"]["template"]["metadata"]["labels"]]
+    others.append(one(found, "Pod")["metadata"]["labels"])
+    selectors = [each["spec"]["selector"] for each in found if each["kind"] == "Service"]
+    selectors += [one(found, kind)["spec"]["selector"]["matchLabels"] for kind in ("PodDisruptionBudget",)]
+    for selector in selectors:
+        assert selector.items() <= labels.items()
+        assert not [one for one in others if selector.items() <= one.items()]
+
+
+def test_long_names() -> None:
+    """A release with a long name still makes names that Kubernetes takes."""
+    values = merged(of_profile("ep8"), {"nameOverride": "n" * 63})
+    for found in rendered(values):
+        assert len(found["metadata"]["name"]) <= 63
+        for value in found["metadata"].get("labels", {}).values():
+            assert len(value) <= 63
+
+
+def test_the_dashboards_and_rules_are_the_charts_files() -> None:
+    """Compose mounts the same ones."""
+    found = rendered(of_profile("ep8"))
+    for path in (CHART / "files" / "dashboards").glob("*.json"):
+        data = one(found, "ConfigMap", path.stem)["data"][path.name]
+        assert json.loads(data) == json.loads(path.read_text())
+    groups = [
+        group
+        for path in sorted((CHART / "files" / "rules").glob("*.yaml"))
+        for group in yaml.safe_load(path.read_text())["groups"]
+    ]
+    assert one(found, "PrometheusRule")["spec"]["groups"] == groups
+
+
+def test_notes() -> None:
+    """What Helm prints after an install: the time to wait, where to look, what is open."""
+    notes = ran(
+        *("install", "k3", CHART, "--dry-run=client", "--values", "-"),
+        text=yaml.safe_dump(of_profile("ep8")),
+    ).split("NOTES:")[1]
+    assert "--wait --timeout 9180s" in notes
+    assert "LOSSY" in notes
+    assert "security.gpuGroups is empty" in notes
+    assert "auth.apiKeySecret.name is empty" in notes
+    assert template(of_profile("ep8"))

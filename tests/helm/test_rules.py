@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Values that do not go together are refused in one line that says what to do; beside each, ones that do."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import pytest
+
+from tests.helm.cases import CPU, GATEWAYS, ON_DISK, of_profile
+from tests.helm.rendering import MONITORING, Refused, merged, template
+
+EP8 = of_profile("ep8")
+DOWNLOAD: dict[str, Any] = {
+    "weights": {"acceptLossy": True},
+    "model": {"download": {"enabled": True, "revision": 40 * "a"}},
+}
+ROUTE: dict[str, Any] = {"gateway": {"httpRoute": {"enabled": True, "parentRefs": [{"name": "gateway"}]}}}
+POOL: dict[str, Any] = {"gateway": {"inferencePool": {"enabled": True, "endpointPicker": {"name": "picker"}}}}
+
+
+class Rule(NamedTuple):
+    """Values that are refused, what is said, and the nearest that are not."""
+
+    wrong: dict[str, Any]
+    said: str
+    right: dict[str, Any]
+
+
+RULES: dict[str, Rule] = {
+    "int4 without consent": Rule(ON_DISK, "set weights.acceptLossy=true to consent", EP8),
+    "int4 by choice": Rule(
+        {**CPU, "weights": {"format": "int4"}},
+        "weights.acceptLossy",
+        {**CPU, "weights": {"format": "int4", "acceptLossy": True}},
+    ),
+    "an unknown profile": Rule({**EP8, "profile": "ep9"}, '"ep9" is not known; use one of', EP8),
+    "a profile of two nodes": Rule({**EP8, "profile": "pp2-tp8"}, "spans 2 nodes", EP8),
+    "a profile with a draft": Rule({**EP8, "profile": "ep8-dspark"}, "use another profile", EP8),
+    "no checkpoint": Rule({"weights": {"acceptLossy": True}}, "nothing says where the checkpoint is", EP8),
+    "two checkpoints": Rule(
+        merged(EP8, {"model": {"existingClaim": "models"}}),
+        "2 sources, model.existingClaim and model.hostPath; leave one",
+        merged(EP8, {"model": {"existingClaim": "models", "hostPath": ""}}),
+    ),
+    "a download of whatever there is": Rule(
+        merged(DOWNLOAD, {"model": {"download": {"revision": ""}}}), "give the commit", DOWNLOAD
+    ),
+    "a download for several nodes into a volume of one": Rule(
+        {**DOWNLOAD, "replicas": 2},
+        "model.download.accessModes: [ReadWriteOnce] attaches the volume to one node, and 2 replicas",
+        merged({**DOWNLOAD, "replicas": 2}, {"model": {"download": {"accessModes": ["ReadWriteMany"]}}}),
+    ),
+    "a cache for several nodes in a volume of one": Rule(
+        {**EP8, "replicas": 2, "storage": {"cache": {"persistent": True}}},
+        "storage.cache.accessModes",
+        {**EP8, "replicas": 2, "storage": {"cache": {"persistent": True, "accessModes": ["ReadWriteMany"]}}},
+    ),
+    "one journal for several replicas": Rule(
+        {**EP8, "replicas": 2, "storage": {"state": {"persistent": True, "accessModes": ["ReadWriteMany"]}}},
+        "storage.state.persistent",
+        {**EP8, "replicas": 1, "storage": {"state": {"persistent": True}}},
+    ),
+    "killed before the drain is over": Rule(
+        {**EP8, "shutdown": {"graceSeconds": 329}},
+        "shutdown.graceSeconds: 329 is less than the 330 s",
+        {**EP8, "shutdown": {"graceSeconds": 330}},
+    ),
+    "killed before a longer drain is over": Rule(
+        {**EP8, "shutdown": {"drainSeconds": 600, "graceSeconds": 600}},
+        "630 s",
+        {**EP8, "shutdown": {"drainSeconds": 570, "graceSeconds": 600}},
+    ),
+    "a probe that is shorter than the engine's patience": Rule(
+        {**EP8, "startup": {"probeSeconds": 7319}},
+        "startup.probeSeconds: 7319 is less than the 7320 s",
+        {**EP8, "startup": {"timeoutSeconds": 3600, "probeSeconds": 3720}},
+    ),
+    "shared memory that its limit does not hold": Rule(
+        {**EP8, "engine": {"sharedMemory": "1Ti"}},
+        "engine.resources.limits.memory: 512Gi does not hold engine.sharedMemory (1Ti)",
+        {**EP8, "engine": {"sharedMemory": "511Gi"}},
+    ),
+    "GPUs by hand": Rule(
+        {**EP8, "engine": {"resources": {"limits": {"amd.com/gpu": 4}}}}, "amd.com/gpu is the profile's", EP8
+    ),
+    "product names without names": Rule(
+        {**EP8, "scheduling": {"gpuNodes": "product-name"}},
+        "scheduling.productNames: is empty",
+        {**EP8, "scheduling": {"gpuNodes": "product-name", "productNames": ["AMD_Instinct_MI325_OAM"]}},
+    ),
+    "a route of no gateway": Rule(
+        merged(merged(EP8, ROUTE), {"gateway": {"httpRoute": {"parentRefs": []}}}),
+        "gateway.httpRoute.parentRefs",
+        merged(EP8, ROUTE),
+    ),
+    "a pool without a picker": Rule(
+        merged(merged(EP8, POOL), {"gateway": {"inferencePool": {"endpointPicker": {"name": ""}}}}),
+        "gateway.inferencePool.endpointPicker.name",
+        merged(EP8, POOL),
+    ),
+}
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_what_does_not_go_together(rule: str) -> None:
+    """Refused before anything is created, and for this reason: the nearest values are taken."""
+    wrong, said, right = RULES[rule]
+    with pytest.raises(Refused) as refused:
+        template(wrong, apis=(MONITORING, *GATEWAYS))
+    text = " ".join(str(refused.value).split())
+    assert said in text
+    assert "don't meet the specifications of the schema" not in text
+    assert template(right, apis=(MONITORING, *GATEWAYS))
+
+
+@pytest.mark.parametrize(("values", "missing"), [(ROUTE, "Gateway API"), (POOL, "Inference Extension")])
+def test_what_a_cluster_lacks(values: dict[str, Any], missing: str) -> None:
+    """A route that was asked for and is left out would look like a deployment that does not answer."""
+    with pytest.raises(Refused, match=missing):
+        template(merged(EP8, values), apis=())
+
+
+def test_monitoring_is_left_out_where_it_is_unknown() -> None:
+    """It is on by default, and most clusters to try something on have no operator."""
+    assert MONITORING not in template(EP8, apis=())
+    assert MONITORING in template(EP8)
