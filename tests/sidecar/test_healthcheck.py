@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
 from kimi_k3.cli.application import run
+from kimi_k3.journal.models import Ending
 from kimi_k3.journal.writer import now
 from kimi_k3.sidecar.healthcheck import check
 from kimi_k3.sidecar.settings import Settings
@@ -61,3 +63,21 @@ def test_at_host(host: str, url: str) -> None:
     """Only the host changes."""
     assert at_host("https://127.0.0.1:8000/x", host) == url
     assert at_host("http://a", host).startswith("http://")
+
+
+def test_alive(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A liveness probe kills: only where the supervisor hangs, never because nothing can be written."""
+    command = ["healthcheck", "--alive", "--state-dir", str(tmp_path)]
+    assert run(command) == 0, "nothing has been written yet"
+    write(tmp_path, journal(supervisor(phases=phases(Phase.LOADING), canary=None, updated_at=now()), rank(0)))
+    assert run(command) == 0
+    old = now() - timedelta(seconds=20)
+    write(tmp_path, journal(supervisor(updated_at=old), rank(0)))
+    assert run(command) == 1
+    assert "no longer reports" in capsys.readouterr().out
+    monkeypatch.setattr("kimi_k3.journal.reader._unwritable", lambda _: "has no room")
+    assert run(command) == 0
+    monkeypatch.undo()
+    ending = Ending(at=old, exit_code=0, reason="asked to")
+    write(tmp_path, journal(supervisor(updated_at=old, ending=ending), rank(0)))
+    assert run(command) == 0

@@ -66,7 +66,12 @@ spec:
     - name: checkpoint
       {{- include "kimi-k3.engineContainer" . | nindent 6 }}
       # Says how far the Job has come, and ends when everything is there.
-      args: [checkpoint, wait, {{ $facts.checkpoint | quote }}, --timeout, {{ int .Values.model.download.timeoutSeconds | quote }}]
+      args:
+        - checkpoint
+        - wait
+        - {{ $facts.checkpoint | quote }}
+        - --revision={{ .Values.model.download.revision }}
+        - --timeout={{ int .Values.model.download.timeoutSeconds }}
       resources:
         {{- toYaml .Values.sidecar.resources | nindent 8 }}
     {{- end }}

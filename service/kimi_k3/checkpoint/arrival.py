@@ -10,6 +10,7 @@ from pathlib import Path
 from kimi_k3.checkpoint.index import INDEX_NAME, read_index
 from kimi_k3.checkpoint.inspection import require_servable
 from kimi_k3.checkpoint.messages import bad_checkpoint
+from kimi_k3.checkpoint.provenance import of_another_commit
 from kimi_k3.errors import OperatorError
 
 LOOK_SECONDS = 10.0
@@ -21,6 +22,7 @@ def wait_for_checkpoint(
     *,
     seconds: float,
     report: Callable[[str], None],
+    revision: str | None = None,
     pause: float = LOOK_SECONDS,
 ) -> None:
     """Return once the checkpoint in ``path`` can be served.
@@ -30,6 +32,7 @@ def wait_for_checkpoint(
     Args:
         seconds: how long to wait.
         report: gets a line whenever more has come.
+        revision: the commit that all files must be of; else another one's, that is being replaced, would do.
         pause: seconds between two looks.
 
     Raises:
@@ -39,7 +42,7 @@ def wait_for_checkpoint(
     last = ""
     while True:
         problem: OperatorError | None = None
-        come = progress(path)
+        come = progress(path, revision)
         if come is None:
             try:
                 require_servable(path)
@@ -58,8 +61,8 @@ def wait_for_checkpoint(
         time.sleep(min(pause, max(0.0, end - time.monotonic())))
 
 
-def progress(path: Path) -> str | None:
-    """What has come, or ``None`` when every shard that the index names is there."""
+def progress(path: Path, revision: str | None = None) -> str | None:
+    """What has come, or ``None`` when every shard that the index names is there, and of ``revision``."""
     index = path / INDEX_NAME
     try:
         names = sorted(read_index(index).shards) if index.exists() else []
@@ -70,7 +73,10 @@ def progress(path: Path) -> str | None:
     sizes = [_size(path / name) for name in names]
     there = [size for size in sizes if size is not None]
     if len(there) == len(names):
-        return None
+        other = [] if revision is None else of_another_commit(path, (INDEX_NAME, *names), revision)
+        if not other:
+            return None
+        return f"checkpoint {path}: {len(other)} of {len(names) + 1} files are not of {revision} yet"
     return f"checkpoint {path}: {len(there)} of {len(names)} shards, {sum(there) / GIB:.1f} GiB"
 
 

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 #: The file name of a checkpoint that has one shard and no index.
 SINGLE_NAME = "model.safetensors"
 #: Where ``hf download --local-dir`` keeps files it has not finished.
-_DOWNLOADS = ".cache/huggingface/download"
+DOWNLOADS = ".cache/huggingface/download"
 _DOWNLOAD_AGAIN = "download the checkpoint again (a download resumes where it stopped)"
 #: (projection, part) in the order of an expert's six bytes in ``_Tally.seen``.
 _EXPERT_SLOTS = [(projection, part) for projection in EXPERT_PROJECTIONS for part in EXPERT_PARTS]
@@ -246,12 +246,12 @@ def _no_collector() -> Iterator[None]:
             gc.enable()
 
 
-def _incomplete_files(directory: Path) -> list[str]:
-    """Leftovers of a download, relative to ``directory``."""
+def incomplete_files(directory: Path) -> list[str]:
+    """Leftovers of a download, or its unfinished files, relative to ``directory``."""
     found = [*directory.glob("*.incomplete")]
     # Whoever downloaded may have kept that directory to themselves; the shards tell as much.
     with suppress(PermissionError):
-        found += (directory / _DOWNLOADS).rglob("*.incomplete")
+        found += (directory / DOWNLOADS).rglob("*.incomplete")
     return sorted(str(path.relative_to(directory)) for path in found)
 
 
@@ -310,7 +310,7 @@ def _inspect(path: Path, config: KimiK3Config) -> Checkpoint:
         some = _some(missing, len(missing))
         what = f"checkpoint {path} lacks {len(missing)} of {len(shards)} shards ({some})"
         problems.append(Problem.of(ProblemKind.MISSING_SHARD, what, _DOWNLOAD_AGAIN))
-    if incomplete := _incomplete_files(path):
+    if incomplete := incomplete_files(path):
         what = f"checkpoint {path} has unfinished downloads ({_some(incomplete, len(incomplete))})"
         remedy = "let the download finish or resume it, or delete those files if nothing needs them"
         problems.append(Problem.of(ProblemKind.INCOMPLETE_FILE, what, remedy))

@@ -46,10 +46,10 @@ def show(directory: Checkpoint, as_json: AsJson = False) -> int:
 @app.command()
 def download(
     repository: Annotated[str, typer.Argument(help="OWNER/NAME on the Hugging Face hub.")],
-    directory: Annotated[str, typer.Argument(help="Where to; 1.42 TiB. What is there is not fetched again.")],
+    directory: Annotated[str, typer.Argument(help="Where to; 1.42 TiB.")],
     revision: Annotated[str, typer.Option(help="Commit, 40 hexadecimal digits.")],
 ) -> None:
-    """Download a checkpoint, go on where an earlier download was stopped, and hold it against its index."""
+    """Download what has not come yet of a checkpoint, and hold it against its index."""
     from kimi_k3.checkpoint.download import download_checkpoint
 
     download_checkpoint(repository, given_path("directory", directory), revision=revision, report=print)
@@ -58,9 +58,14 @@ def download(
 @app.command()
 def wait(
     directory: Checkpoint,
+    revision: Annotated[
+        str | None,
+        typer.Option(help="Commit that `checkpoint download` brings. Default: any.", show_default=False),
+    ] = None,
     timeout: Annotated[float, typer.Option(metavar="<seconds>", help="Wait no longer.")] = 86400.0,
 ) -> None:
     """Wait until a checkpoint that is being downloaded can be served, and say how far it has come."""
     from kimi_k3.checkpoint.arrival import wait_for_checkpoint
 
-    wait_for_checkpoint(given_path("checkpoint", directory), seconds=timeout, report=print)
+    path = given_path("checkpoint", directory)
+    wait_for_checkpoint(path, seconds=timeout, report=print, revision=revision)
