@@ -86,5 +86,6 @@ CASES: dict[str, dict[str, Any]] = {
     "two-replicas": {**of_profile("ep8"), "replicas": 2},
     "exact-weights": {**ON_DISK, "weights": {"format": "mxfp4"}},
     "openshift": {**of_profile("ep8"), "security": {"runAsUser": None, "fsGroup": None}},
+    "tls": {**of_profile("ep8"), "tls": {"secretName": "certificate"}},
     "everything": EVERYTHING,
 }

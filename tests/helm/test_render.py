@@ -178,6 +178,30 @@ def test_gpus(profile: str) -> None:
     assert json.dumps(facts["deviceIds"]) in json.dumps(spec["affinity"])
 
 
+def test_every_probe_follows_tls() -> None:
+    """A probe, a scrape or a test that still spoke HTTP would find everything dead (case 33)."""
+    plain, secure = rendered(CASES["ep8"]), rendered(CASES["tls"])
+    for found, scheme in ((plain, "http"), (secure, "https")):
+        probes = [
+            probe["httpGet"]["scheme"]
+            for each in containers(found).values()
+            for kind in ("startupProbe", "readinessProbe", "livenessProbe")
+            if "httpGet" in (probe := each.get(kind, {}))
+        ]
+        assert len(probes) == 4
+        assert set(probes) == {scheme.upper()}
+        endpoints = one(found, "ServiceMonitor")["spec"]["endpoints"]
+        assert {each["scheme"] for each in endpoints} == {scheme}
+        ports = [port for each in found if each["kind"] == "Service" for port in each["spec"]["ports"]]
+        assert {port["appProtocol"] for port in ports} == {scheme}
+        (test,) = one(found, "Pod")["spec"]["containers"]
+        urls = [each for each in test["args"] if "://" in each]
+        assert len(urls) == 3
+        assert all(f"={scheme}://" in each for each in urls)
+    assert "serverName: k3-kimi-k3-gfx942-sidecar.models.svc" in template(CASES["tls"])
+    assert "--tls-cert-file=/run/secrets/tls/tls.crt" in containers(secure)["engine"]["args"]
+
+
 def test_replicas_are_not_rolled() -> None:
     """A rolling update needs twice the GPUs, and waits for ever (cases 16, 17)."""
     for case in ("ep8", "two-replicas"):

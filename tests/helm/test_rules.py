@@ -94,6 +94,11 @@ RULES: dict[str, Rule] = {
         "gateway.httpRoute.parentRefs",
         merged(EP8, ROUTE),
     ),
+    "a route to pods that expect TLS": Rule(
+        merged(merged(EP8, ROUTE), {"tls": {"secretName": "certificate"}}),
+        "gateway.httpRoute.enabled: a route speaks plain HTTP",
+        merged(EP8, {"tls": {"secretName": "certificate"}}),
+    ),
     "a pool without a picker": Rule(
         merged(merged(EP8, POOL), {"gateway": {"inferencePool": {"endpointPicker": {"name": ""}}}}),
         "gateway.inferencePool.endpointPicker.name",

@@ -17,6 +17,7 @@ from typing import Any
 import httpx
 import psutil
 
+from tests.certificates import Signed
 from tests.surroundings import SURROUNDINGS
 
 COMMAND = str(Path(sys.executable).with_name("kimi-k3"))
@@ -66,7 +67,7 @@ class Deployment:
     api_key: str | None
 
     def sidecar(self, path: str) -> httpx.Response:
-        return httpx.get(self.sidecar_url + path, timeout=30)
+        return httpx.get(self.sidecar_url + path, timeout=30, verify=self.sidecar_url.startswith("http:"))
 
     def complete(self, prompt: list[int], tokens: int) -> list[int]:
         """Greedy continuation of a prompt of token ids, as token ids."""
@@ -134,12 +135,30 @@ def _runs(process: psutil.Process) -> bool:
 
 @contextlib.contextmanager
 def started(
-    checkpoint: Path, directory: Path, mode: Mode, *, api_key: str | None = None
+    checkpoint: Path,
+    directory: Path,
+    mode: Mode,
+    *,
+    api_key: str | None = None,
+    tls: Signed | None = None,
+    host: str = "127.0.0.1",
 ) -> Iterator[Deployment]:
-    """Start, wait until ready, and end by SIGTERM; asserts a clean end with no process left."""
+    """Start, wait until ready, and end by SIGTERM; asserts a clean end with no process left.
+
+    Args:
+        tls: what both servers speak TLS with.
+        host: where both listen.
+    """
     state_dir, log = directory / "state", directory / "serve.log"
     engine_port, sidecar_port = free_port(), free_port()
     keyed = environment(**({"KIMI_K3_API_KEY": api_key} if api_key else {}))
+    files: tuple[str | Path, ...] = ()
+    named: dict[str, str] = {}
+    if tls is not None:
+        files = ("--tls-cert-file", tls.certificate, "--tls-key-file", tls.key)
+        prefix = "KIMI_K3_SIDECAR_TLS_"
+        named = {prefix + "CERT_FILE": str(tls.certificate), prefix + "KEY_FILE": str(tls.key)}
+    scheme = "http" if tls is None else "https"
     with log.open("wb") as output, (directory / "sidecar.log").open("wb") as sidecar_output:
         supervisor = subprocess.Popen(
             [
@@ -147,6 +166,9 @@ def started(
                 "serve",
                 checkpoint,
                 *TOY,
+                *files,
+                "--host",
+                host,
                 "--port",
                 str(engine_port),
                 "--state-dir",
@@ -158,16 +180,16 @@ def started(
             env=keyed,
         )
         sidecar = subprocess.Popen(
-            [COMMAND, "sidecar", "--port", str(sidecar_port), "--state-dir", state_dir],
+            [COMMAND, "sidecar", "--host", host, "--port", str(sidecar_port), "--state-dir", state_dir],
             stdout=sidecar_output,
             stderr=subprocess.STDOUT,
-            env=environment(),
+            env=environment(**named),
         )
     deployment = Deployment(
         mode=mode,
         supervisor=supervisor,
-        engine_url=f"http://127.0.0.1:{engine_port}",
-        sidecar_url=f"http://127.0.0.1:{sidecar_port}",
+        engine_url=f"{scheme}://127.0.0.1:{engine_port}",
+        sidecar_url=f"{scheme}://127.0.0.1:{sidecar_port}",
         state_dir=state_dir,
         log=log,
         api_key=api_key,

@@ -371,17 +371,17 @@ def test_progress_bars_are_lines() -> None:
 
 
 @pytest.mark.parametrize(
-    ("host", "url"),
+    ("host", "secure", "url"),
     [
-        ("127.0.0.1", "http://127.0.0.1:1"),
-        ("0.0.0.0", "http://127.0.0.1:1"),
-        ("::", "http://[::1]:1"),
-        ("node7", "http://node7:1"),
+        ("127.0.0.1", False, "http://127.0.0.1:1"),
+        ("0.0.0.0", False, "http://127.0.0.1:1"),
+        ("::", True, "https://[::1]:1"),
+        ("node7", True, "https://node7:1"),
     ],
 )
-def test_where_this_machine_reaches_the_engine(host: str, url: str) -> None:
+def test_where_this_machine_reaches_the_engine(host: str, secure: bool, url: str) -> None:
     """Nobody can connect to "everywhere"."""
-    assert engine_url(host, 1) == url
+    assert engine_url(host, 1, secure=secure) == url
 
 
 def test_a_rank_may_speak_through_the_log() -> None:

@@ -87,6 +87,9 @@ What no schema can say: values that do not go together. Each message says what i
 {{- if not $gateway.httpRoute.parentRefs -}}
 {{- fail "gateway.httpRoute.parentRefs: is empty; name the Gateway that the route belongs to" -}}
 {{- end -}}
+{{- if .Values.tls.secretName -}}
+{{- fail "gateway.httpRoute.enabled: a route speaks plain HTTP to the pods, and tls.secretName makes them expect TLS; leave one out, and let the gateway end TLS" -}}
+{{- end -}}
 {{- include "kimi-k3.needs" (list . "gateway.networking.k8s.io/v1" "gateway.httpRoute.enabled" "the Gateway API") -}}
 {{- end -}}
 {{- if $gateway.inferencePool.enabled -}}

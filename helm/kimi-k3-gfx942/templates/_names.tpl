@@ -37,6 +37,11 @@ app.kubernetes.io/component: engine
 {{- .Values.serviceAccount.name | default (include "kimi-k3.fullname" .) -}}
 {{- end -}}
 
+{{/* What the API and the sidecar speak. */}}
+{{- define "kimi-k3.scheme" -}}
+{{- ternary "https" "http" (ne .Values.tls.secretName "") -}}
+{{- end -}}
+
 {{/* An image's whole name: list of the root and "engine" or "sidecar". */}}
 {{- define "kimi-k3.image" -}}
 {{- $root := index . 0 -}}

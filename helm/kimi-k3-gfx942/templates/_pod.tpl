@@ -41,14 +41,18 @@ spec:
         {{- if .Values.auth.sidecarTokenSecret.name }}
         - {name: KIMI_K3_SIDECAR_TOKEN_FILE, value: /run/secrets/sidecar/token}
         {{- end }}
+        {{- if .Values.tls.secretName }}
+        - {name: KIMI_K3_SIDECAR_TLS_CERT_FILE, value: /run/secrets/tls/tls.crt}
+        - {name: KIMI_K3_SIDECAR_TLS_KEY_FILE, value: /run/secrets/tls/tls.key}
+        {{- end }}
       ports:
         - {name: sidecar, containerPort: {{ int $facts.sidecarPort }}}
       startupProbe:
-        httpGet: {path: /livez, port: sidecar}
+        httpGet: {path: /livez, port: sidecar, scheme: {{ include "kimi-k3.scheme" . | upper }}}
         periodSeconds: 1
         failureThreshold: 60
       livenessProbe:
-        httpGet: {path: /livez, port: sidecar}
+        httpGet: {path: /livez, port: sidecar, scheme: {{ include "kimi-k3.scheme" . | upper }}}
         periodSeconds: 10
         timeoutSeconds: 5
         failureThreshold: 6
@@ -61,6 +65,9 @@ spec:
         - {name: sidecar-tmp, mountPath: /tmp}
         {{- if .Values.auth.sidecarTokenSecret.name }}
         - {name: sidecar-token, mountPath: /run/secrets/sidecar, readOnly: true}
+        {{- end }}
+        {{- if .Values.tls.secretName }}
+        - {name: tls, mountPath: /run/secrets/tls, readOnly: true}
         {{- end }}
     {{- if .Values.model.download.enabled }}
     - name: checkpoint
@@ -96,12 +103,12 @@ spec:
         - {name: http, containerPort: {{ int $facts.enginePort }}}
       # The sidecar answers for the engine: vLLM's own health is silent while it loads.
       startupProbe:
-        httpGet: {path: /startupz, port: {{ int $facts.sidecarPort }}}
+        httpGet: {path: /startupz, port: {{ int $facts.sidecarPort }}, scheme: {{ include "kimi-k3.scheme" . | upper }}}
         periodSeconds: 10
         timeoutSeconds: 5
         failureThreshold: {{ divf $facts.probe 10 | ceil | int }}
       readinessProbe:
-        httpGet: {path: /readyz, port: {{ int $facts.sidecarPort }}}
+        httpGet: {path: /readyz, port: {{ int $facts.sidecarPort }}, scheme: {{ include "kimi-k3.scheme" . | upper }}}
         periodSeconds: 5
         timeoutSeconds: 5
         failureThreshold: 2
@@ -151,6 +158,10 @@ spec:
 {{- if .Values.auth.apiKeySecret.name }}
 - --api-key-file=/run/secrets/engine/api-key
 {{- end }}
+{{- if .Values.tls.secretName }}
+- --tls-cert-file=/run/secrets/tls/tls.crt
+- --tls-key-file=/run/secrets/tls/tls.key
+{{- end }}
 {{- end -}}
 
 {{/* What all containers of the engine's image have in common. */}}
@@ -177,6 +188,9 @@ volumeMounts:
   {{- end }}
   {{- if .Values.auth.apiKeySecret.name }}
   - {name: api-key, mountPath: /run/secrets/engine, readOnly: true}
+  {{- end }}
+  {{- if .Values.tls.secretName }}
+  - {name: tls, mountPath: /run/secrets/tls, readOnly: true}
   {{- end }}
 {{- end -}}
 
@@ -295,5 +309,9 @@ topologySpreadConstraints:
 - name: sidecar-token
   secret: {secretName: {{ .name }}, defaultMode: 0440, items: [{key: {{ .key }}, path: token}]}
 {{- end }}
+{{- end }}
+{{- with .Values.tls.secretName }}
+- name: tls
+  secret: {secretName: {{ . }}, defaultMode: 0440}
 {{- end }}
 {{- end -}}

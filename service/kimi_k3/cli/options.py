@@ -27,6 +27,15 @@ StateDir = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="For programs.")]
 
+CaFile = Annotated[
+    str | None,
+    typer.Option(
+        metavar="<path>",
+        help="Authorities that certificates are checked by (PEM). Default: the system's.",
+        show_default=False,
+    ),
+]
+
 Weights = Annotated[str, _WEIGHTS]
 WeightsIfAny = Annotated[str | None, _WEIGHTS]
 AcceptLossy = Annotated[

@@ -59,6 +59,10 @@ def serve(
     api_key_file: Annotated[
         str | None, typer.Option(metavar="<path>", help="File with the API key. Also: KIMI_K3_API_KEY.")
     ] = None,
+    tls_cert_file: Annotated[
+        str | None, typer.Option(metavar="<path>", help="Serve TLS with this certificate (PEM).")
+    ] = None,
+    tls_key_file: Annotated[str | None, typer.Option(metavar="<path>", help="Its key.")] = None,
     start_timeout: Annotated[float | None, typer.Option(help="Seconds until ready, up to 7 days.")] = None,
     drain_timeout: Annotated[
         float | None, typer.Option(help="Seconds to finish requests, up to 7 days.")
@@ -89,6 +93,7 @@ def serve(
     from kimi_k3.preflight.device import usual_profile
     from kimi_k3.supervisor.serve import serve as serve_with
     from kimi_k3.words.environment import check_operators_environment
+    from kimi_k3.words.tls import checked_certificate
 
     check_operators_environment(os.environ)
     options = Options(
@@ -110,6 +115,11 @@ def serve(
         drain_timeout=drain_timeout,
         readiness_delay=readiness_delay,
         hang_timeout=hang_timeout,
+        tls=checked_certificate(
+            None if tls_cert_file is None else given_path("--tls-cert-file", tls_cert_file, absolute=True),
+            None if tls_key_file is None else given_path("--tls-key-file", tls_key_file, absolute=True),
+            names=("--tls-cert-file", "--tls-key-file"),
+        ),
         settings=tuple(settings or ()),
     )
     return serve_with(

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from kimi_k3.cli.options import WeightsIfAny
+from kimi_k3.cli.options import CaFile, WeightsIfAny
 from kimi_k3.words.addresses import ENGINE_PORT, HOST, SIDECAR_PORT
 from kimi_k3.words.given import given_path
 
@@ -41,6 +41,7 @@ def smoke(
             show_default=False,
         ),
     ] = None,
+    ca_file: CaFile = None,
 ) -> int:
     """Ask for one completion, both scrapes and the consent; a line for each.
 
@@ -65,6 +66,7 @@ def smoke(
             token=read_token(
                 None if token_file is None else given_path("--token-file", token_file), os.environ
             ),
+            authorities=None if ca_file is None else given_path("--ca-file", ca_file),
         ),
         report=print,
     )

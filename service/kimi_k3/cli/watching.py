@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from kimi_k3.cli.options import CaFile
 from kimi_k3.errors import ExitCode, OperatorError
 from kimi_k3.words.addresses import HOST, SIDECAR_PORT
 from kimi_k3.words.given import given_path
@@ -29,6 +30,7 @@ def watch(
             show_default=False,
         ),
     ] = None,
+    ca_file: CaFile = None,
 ) -> int:
     """Show a deployment's phases, ranks, conversion, memory and warnings, live until Ctrl-C.
 
@@ -59,5 +61,6 @@ def watch(
             as_json=as_json,
             wait=wait,
             timeout_seconds=timeout,
+            authorities=None if ca_file is None else given_path("--ca-file", ca_file),
         )
     )

@@ -20,6 +20,7 @@ from kimi_k3.plan.cores import core_lists
 from kimi_k3.profiles.rules import STEP_TOKENS, step_tokens
 from kimi_k3.profiles.schema import Device, Profile
 from kimi_k3.words import environment as names
+from kimi_k3.words.tls import Certificate
 from kimi_k3.words.weights import INT4_NAME, ConsentSource, Requantisation, Weights
 
 ENGINE_MODULE = "vllm.entrypoints.openai.api_server"
@@ -71,6 +72,7 @@ class Deployment:
     readiness_delay: float
     hang_timeout: float
     guarded: bool
+    tls: Certificate | None = None
 
 
 @dataclass(frozen=True)
@@ -122,6 +124,10 @@ def build_launch(deployment: Deployment, *, cores: Collection[int], engine_comma
         argv.append("--enable-expert-parallel")
     if deployment.guarded:
         argv += ["--middleware", KEY_GUARD]
+    if (tls := deployment.tls) is not None:
+        argv += ["--ssl-certfile", str(tls.certificate), "--ssl-keyfile", str(tls.key)]
+        # A certificate is renewed more often than an engine is started.
+        argv.append("--enable-ssl-refresh")
     if deployment.weights is Weights.INT4:
         argv += ["--quantization-config.moe.weight", INT4_NAME, "--middleware", LOSS_HEADER]
     for name, value in profile_flags(deployment).items():

@@ -15,6 +15,7 @@ from kimi_k3.plan.launch import Deployment
 from kimi_k3.plan.overrides import changed
 from kimi_k3.profiles.schema import Profile
 from kimi_k3.words.given import require_text
+from kimi_k3.words.tls import Certificate
 from kimi_k3.words.weights import Requantisation, ScaleRule, Weights
 
 MAX_RANKS = 1024
@@ -54,6 +55,7 @@ class Options:
     drain_timeout: float | None = None
     readiness_delay: float | None = None
     hang_timeout: float | None = None
+    tls: Certificate | None = None
     settings: tuple[str, ...] = ()
 
 
@@ -122,6 +124,7 @@ def decide(
             "--hang-timeout", options.hang_timeout, hang_timeout_seconds(start_timeout), zero=False
         ),
         guarded=guarded,
+        tls=options.tls,
     )
 
 

@@ -8,11 +8,11 @@ import contextlib
 import time
 from collections.abc import Callable
 from datetime import datetime
-from functools import cached_property
 
 import httpx
 
 from kimi_k3.sidecar.view import EngineHealth, EngineOutcome
+from kimi_k3.words.tls import is_loopback
 
 _LONGEST_DETAIL = 500
 
@@ -25,7 +25,7 @@ class EngineProbe:
 
     Args:
         timeout_seconds: limit of the whole exchange, in seconds.
-        tls_verify: whether the certificate of an https engine is checked.
+        tls_verify: whether the certificate of an https engine on another machine is checked.
         clock: the present moment, UTC.
     """
 
@@ -35,6 +35,7 @@ class EngineProbe:
         self._clock = clock
         self._question: asyncio.Task[EngineHealth] | None = None
         self._url: str | None = None
+        self._clients: dict[bool, httpx.AsyncClient] = {}
         self.last: EngineHealth | None = None
 
     def last_of(self, engine_url: str) -> EngineHealth | None:
@@ -55,8 +56,8 @@ class EngineProbe:
             self._question.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._question
-        if "_client" in self.__dict__:
-            await self._client.aclose()
+        for client in self._clients.values():
+            await client.aclose()
 
     async def _ask(self, engine_url: str) -> EngineHealth:
         checked_at = self._clock()
@@ -77,7 +78,7 @@ class EngineProbe:
     async def _outcome(self, url: str) -> tuple[EngineOutcome, int | None, str]:
         try:
             # httpx limits each read, not the sum of them; the body is of no interest.
-            async with asyncio.timeout(self._timeout), self._client.stream("GET", url) as response:
+            async with asyncio.timeout(self._timeout), self._client_of(url).stream("GET", url) as response:
                 status = response.status_code
         except (TimeoutError, httpx.TimeoutException):
             return EngineOutcome.TIMEOUT, None, f"{url} did not answer within {self._timeout:g} s"
@@ -91,14 +92,17 @@ class EngineProbe:
             return EngineOutcome.HEALTHY, status, f"{url} answered 200"
         return EngineOutcome.UNHEALTHY, status, f"{url} answered {status}"
 
-    @cached_property
-    def _client(self) -> httpx.AsyncClient:
-        # A connection of its own each time: a kept one says nothing about whether the engine accepts.
-        # Proxies of the environment are for the internet, not for the engine next door.
-        return httpx.AsyncClient(
-            verify=httpx.create_ssl_context(verify=self._tls_verify, trust_env=False),
-            timeout=self._timeout,
-            limits=httpx.Limits(max_keepalive_connections=0),
-            follow_redirects=False,
-            trust_env=False,
-        )
+    def _client_of(self, url: str) -> httpx.AsyncClient:
+        """A client that checks certificates, or one that does not: on this machine nobody else answers."""
+        checks = self._tls_verify and not is_loopback(url)
+        if checks not in self._clients:
+            # A connection of its own each time: a kept one says nothing about whether the engine accepts.
+            # Proxies of the environment are for the internet, not for the engine next door.
+            self._clients[checks] = httpx.AsyncClient(
+                verify=httpx.create_ssl_context(verify=checks, trust_env=False),
+                timeout=self._timeout,
+                limits=httpx.Limits(max_keepalive_connections=0),
+                follow_redirects=False,
+                trust_env=False,
+            )
+        return self._clients[checks]

@@ -16,6 +16,7 @@ from kimi_k3.errors import ExitCode, OperatorError
 from kimi_k3.sidecar.app import create_app
 from kimi_k3.sidecar.connection import MAX_HEAD_BYTES, Connection
 from kimi_k3.sidecar.settings import TOKEN_FILE, Settings
+from kimi_k3.words.tls import Certificate
 
 _log = logging.getLogger("uvicorn.error")
 
@@ -46,23 +47,27 @@ def run(settings: Settings) -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(YOUNG_OBJECTS, 10, 10)
+    tls = settings.tls
     with listen(settings.host, settings.port) as listener:
         app = create_app(
             settings,
             stopping=lambda: server.should_exit,
             crowded=lambda: len(server.server_state.connections) > MAX_CONNECTIONS,
         )
-        server = uvicorn.Server(configuration(app))
+        server = uvicorn.Server(configuration(app, tls=tls))
         # uvicorn says nothing about a socket that it is given.
         host, port = listener.getsockname()[:2]
         address = f"[{host}]" if ":" in host else host
-        _log.info("Sidecar of %s at http://%s:%d", settings.state_dir, address, port)
+        scheme = "http" if tls is None else "https"
+        _log.info("Sidecar of %s at %s://%s:%d", settings.state_dir, scheme, address, port)
         if settings.token is None and host not in LOOPBACK:
             _log.warning("Whoever reaches this address may ask everything: no token is set (%s)", TOKEN_FILE)
         server.run(sockets=[listener])
 
 
-def configuration(app: Starlette, *, grace_seconds: int = GRACE_SECONDS) -> uvicorn.Config:
+def configuration(
+    app: Starlette, *, grace_seconds: int = GRACE_SECONDS, tls: Certificate | None = None
+) -> uvicorn.Config:
     """How uvicorn serves the sidecar: its limits, and what it leaves unsaid."""
     return uvicorn.Config(
         app,
@@ -73,6 +78,8 @@ def configuration(app: Starlette, *, grace_seconds: int = GRACE_SECONDS) -> uvic
         ws="none",
         server_header=False,
         timeout_graceful_shutdown=grace_seconds,
+        ssl_certfile=None if tls is None else tls.certificate,
+        ssl_keyfile=None if tls is None else tls.key,
     )
 
 

@@ -14,6 +14,7 @@ from kimi_k3.errors import ExitCode, OperatorError, nearest
 from kimi_k3.words.addresses import HOST, SIDECAR_PORT
 from kimi_k3.words.environment import SIDECAR_PREFIX, default_state_dir, misunderstood
 from kimi_k3.words.secret import checked_secret, read_secret
+from kimi_k3.words.tls import Certificate, checked_certificate
 
 PREFIX = SIDECAR_PREFIX
 TOKEN = PREFIX + "TOKEN"
@@ -68,6 +69,11 @@ class Settings(BaseSettings):
     )
     token_file: Path | None = Field(default=None, description="A file that holds the token, on one line.")
 
+    tls_cert_file: Path | None = Field(
+        default=None, description="Serve TLS with this certificate (PEM); read at the start."
+    )
+    tls_key_file: Path | None = Field(default=None, description="Its key.")
+
     @classmethod
     def read(cls) -> Settings:
         """Read and check the process's environment.
@@ -90,6 +96,16 @@ class Settings(BaseSettings):
         except ValidationError as error:
             raise misunderstood(PREFIX, error) from None
         return settings.model_copy(update={"token": settings._checked_token(), "token_file": None})
+
+    @property
+    def tls(self) -> Certificate | None:
+        """What TLS is served with; ``None`` for plain HTTP.
+
+        Raises:
+            OperatorError: the two files are none, or do not belong together.
+        """
+        names = (PREFIX + "TLS_CERT_FILE", PREFIX + "TLS_KEY_FILE")
+        return checked_certificate(self.tls_cert_file, self.tls_key_file, names=names)
 
     def _checked_token(self) -> SecretStr | None:
         if self.token is not None and self.token_file is not None:

@@ -14,6 +14,7 @@ import httpx
 from kimi_k3.errors import ExitCode, OperatorError
 from kimi_k3.journal.models import Canary
 from kimi_k3.journal.writer import now
+from kimi_k3.supervisor.engine_client import engine_client
 from kimi_k3.supervisor.redact import Secrets
 
 MAX_TOKENS = 4
@@ -50,14 +51,13 @@ def ask_canary(
     }
     headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
     problem = ""
-    # The operator's proxy settings are not for this machine itself.
-    with httpx.Client(trust_env=False, timeout=timeout, transport=transport) as client:
+    with engine_client(engine_url, timeout=timeout, headers=headers, transport=transport) as client:
         for attempt in range(ATTEMPTS):
             if attempt:
                 time.sleep(pause)
             begun = time.monotonic()
             try:
-                answer = client.post(f"{engine_url}/v1/chat/completions", json=body, headers=headers)
+                answer = client.post("/v1/chat/completions", json=body)
             except httpx.HTTPError as error:
                 problem = f"no answer ({type(error).__name__}: {error})"
                 continue

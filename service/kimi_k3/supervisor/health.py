@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 
 import httpx
 
+from kimi_k3.supervisor.engine_client import engine_client
+
 INTERVAL_SECONDS = 0.5
 SERVING_INTERVAL_SECONDS = 2.0
 TIMEOUT_SECONDS = 5.0
@@ -46,9 +48,9 @@ def watched_health(engine_url: str) -> Iterator[Health]:
 
 
 def _poll(engine_url: str, health: Health) -> None:
-    with httpx.Client(trust_env=False, timeout=TIMEOUT_SECONDS) as client:
+    with engine_client(engine_url, timeout=TIMEOUT_SECONDS) as client:
         while not health._stop.wait(SERVING_INTERVAL_SECONDS if health.ok else INTERVAL_SECONDS):
             try:
-                health.status = client.get(f"{engine_url}/health").status_code
+                health.status = client.get("/health").status_code
             except httpx.HTTPError:
                 health.status = None

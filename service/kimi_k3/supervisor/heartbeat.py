@@ -29,6 +29,8 @@ from dataclasses import dataclass, field
 
 import httpx
 
+from kimi_k3.supervisor.engine_client import engine_client
+
 INTERVAL_SECONDS = 2.0
 STALL_SECONDS = 30.0
 """Requests that made no progress for so long raise the suspicion."""
@@ -160,9 +162,7 @@ def _listen(engine_url: str, model: str, api_key: str | None, heart: Heartbeat) 
     if heart._stop.is_set():
         return
     headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
-    with httpx.Client(
-        trust_env=False, timeout=TIMEOUT_SECONDS, headers=headers, base_url=engine_url
-    ) as client:
+    with engine_client(engine_url, timeout=TIMEOUT_SECONDS, headers=headers) as client:
         pulse = Pulse(lambda: one_token(client, model))
         while not heart._stop.wait(INTERVAL_SECONDS):
             if pulse.take(read_beat(client), time.monotonic()):

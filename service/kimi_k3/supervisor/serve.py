@@ -177,7 +177,7 @@ def first_record(deployment: Deployment, launch: Launch, checkpoint: Checkpoint)
         consent=deployment.consent,
         world_size=deployment.tensor_parallel_size,
         ranks_report=deployment.profile.uses_plugin,
-        engine_url=engine_url(deployment.host, deployment.port),
+        engine_url=engine_url(deployment.host, deployment.port, secure=deployment.tls is not None),
         planned=planned(deployment, launch, checkpoint),
         notices=_of_profile(deployment.profile),
     )
@@ -221,10 +221,11 @@ def summary(checkpoint: Checkpoint) -> CheckpointSummary:
     )
 
 
-def engine_url(host: str, port: int) -> str:
-    """How this machine reaches a server that listens on ``host:port``."""
+def engine_url(host: str, port: int, *, secure: bool) -> str:
+    """How this machine reaches a server that listens on ``host:port``; ``secure`` is with TLS."""
     reachable = ANY_ADDRESS.get(host, host)
-    return f"http://[{reachable}]:{port}" if ":" in reachable else f"http://{reachable}:{port}"
+    scheme = "https" if secure else "http"
+    return f"{scheme}://[{reachable}]:{port}" if ":" in reachable else f"{scheme}://{reachable}:{port}"
 
 
 def check_machine(

@@ -6,9 +6,11 @@ For ``helm test`` and for hands: every check is one line, and the first that fai
 
 from __future__ import annotations
 
+import ssl
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
@@ -19,6 +21,7 @@ from kimi_k3.sidecar.status import Deployment, ServedWeights, Status
 from kimi_k3.sidecar.warning import LOSSY_WEIGHTS, Warnings
 from kimi_k3.watch.client import NoAnswer, NotUnderstood, Sidecar
 from kimi_k3.words.text import printable
+from kimi_k3.words.tls import trust
 from kimi_k3.words.weights import Weights
 
 QUESTION = "What is the capital of France? Answer in one word."
@@ -42,6 +45,7 @@ class Target:
         metrics: URL of vLLM's metrics.
         weights: what it should serve; ``None`` where either will do.
         api_key, token: what opens the two; ``None`` where nothing is asked for.
+        authorities: whose certificates are trusted, a PEM file; ``None`` for the system's.
     """
 
     engine: str
@@ -50,6 +54,7 @@ class Target:
     weights: Weights | None
     api_key: str | None
     token: str | None
+    authorities: Path | None = None
 
 
 class Wrong(Exception):
@@ -74,13 +79,16 @@ def run_smoke(target: Target, *, report: Callable[[str], None]) -> int:
 
 def checks(target: Target) -> Iterator[tuple[str, Callable[[], str]]]:
     """Each check by its name; it returns what it found."""
-    sidecar = Sidecar(target.sidecar, target.token)
+    sidecar = Sidecar(target.sidecar, target.token, target.authorities)
     try:
         yield "readiness", lambda: _readiness(sidecar)
         yield "completion", lambda: _completion(target, sidecar)
         yield "consent", lambda: _consent(target, sidecar)
-        yield "sidecar's metrics", lambda: _scrape(target.sidecar + "/metrics", "kimi_k3_", target.token)
-        yield "engine's metrics", lambda: _scrape(target.metrics, VLLM_PREFIX, None)
+        yield (
+            "sidecar's metrics",
+            lambda: _scrape(target, target.sidecar + "/metrics", "kimi_k3_", target.token),
+        )
+        yield "engine's metrics", lambda: _scrape(target, target.metrics, VLLM_PREFIX, None)
     finally:
         sidecar.close()
 
@@ -122,6 +130,7 @@ def _completion(target: Target, sidecar: Sidecar) -> str:
             headers=headers,
             timeout=ANSWER_SECONDS,
             trust_env=False,
+            verify=_trust(target, target.engine),
         )
         tokens = answer.json()["usage"]["completion_tokens"] if answer.status_code == 200 else 0
     except httpx.HTTPError as error:
@@ -156,10 +165,16 @@ def _consent(target: Target, sidecar: Sidecar) -> str:
     return f"{served.weights}, lossy, by consent ({served.consent})"
 
 
-def _scrape(url: str, prefix: str, token: str | None) -> str:
+def _trust(target: Target, url: str) -> ssl.SSLContext | bool:
+    return trust(url, target.authorities) if url.startswith("https:") else True
+
+
+def _scrape(target: Target, url: str, prefix: str, token: str | None) -> str:
     headers = {} if token is None else {"Authorization": f"Bearer {token}"}
     try:
-        answer = httpx.get(url, headers=headers, timeout=SCRAPE_SECONDS, trust_env=False)
+        answer = httpx.get(
+            url, headers=headers, timeout=SCRAPE_SECONDS, trust_env=False, verify=_trust(target, url)
+        )
         if answer.status_code != 200:
             raise Wrong(f"HTTP {answer.status_code}")
         families = list(text_string_to_metric_families(answer.text))

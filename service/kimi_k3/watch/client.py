@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+from pathlib import Path
 from typing import Any, TypeVar
 
 import httpx
@@ -17,6 +18,7 @@ from kimi_k3.sidecar.readiness import Readiness
 from kimi_k3.sidecar.view import View
 from kimi_k3.watch.address import TOKEN_FILE
 from kimi_k3.words.text import printable
+from kimi_k3.words.tls import trust
 
 ANSWER_SECONDS = 10.0
 """The longest that one answer may take, drop by drop or not; /readyz waits for the engine."""
@@ -38,11 +40,14 @@ class NotUnderstood(Exception):
 class Sidecar:
     """One sidecar, asked again and again over one connection."""
 
-    def __init__(self, url: str, token: str | None) -> None:
+    def __init__(self, url: str, token: str | None, authorities: Path | None = None) -> None:
         self.url = url
         headers = {"Accept": "application/json"} | ({"Authorization": f"Bearer {token}"} if token else {})
         # A redirect is not followed, and no proxy is asked: both would be given the token.
-        self._client = httpx.AsyncClient(headers=headers, timeout=ANSWER_SECONDS, trust_env=False)
+        verify = trust(url, authorities) if url.startswith("https:") else True
+        self._client = httpx.AsyncClient(
+            headers=headers, timeout=ANSWER_SECONDS, trust_env=False, verify=verify
+        )
         # httpx limits each wait for the next bytes; only a task can be given a limit as a whole.
         self._loop = asyncio.new_event_loop()
 

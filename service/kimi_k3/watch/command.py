@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 
 from rich.console import Console
 from rich.live import Live
@@ -33,6 +34,7 @@ class Request:
     """What to watch, and how.
 
     Attributes:
+        authorities: whose certificates are trusted, a PEM file; ``None`` for the system's.
         wait: end when the deployment is ready or has ended, or after ``timeout_seconds``.
         once: look once.
         as_json: print one JSON document at the end and nothing else.
@@ -44,6 +46,7 @@ class Request:
     as_json: bool
     wait: bool
     timeout_seconds: float | None
+    authorities: Path | None = None
 
 
 def run_watch(request: Request) -> int:
@@ -127,7 +130,7 @@ class Watcher:
 
 @contextmanager
 def _watcher(request: Request) -> Iterator[Watcher]:
-    sidecar = Sidecar(request.url, request.token)
+    sidecar = Sidecar(request.url, request.token, request.authorities)
     watcher = Watcher(sidecar)
     # A daemon: Ctrl-C must not wait for an answer that does not come.
     thread = threading.Thread(target=watcher.run, name="kimi-k3 watch", daemon=True)

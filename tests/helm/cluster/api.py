@@ -181,7 +181,7 @@ class Api:
                 for one in self.store.list(kind.plural, namespace, chosen)
                 if int(one["metadata"]["resourceVersion"]) > after
             ]
-            bookmark = {"kind": kind.kind, "apiVersion": kind.api_version}
+            bookmark: Object = {"kind": kind.kind, "apiVersion": kind.api_version}
             notes = {"k8s.io/initial-events-end": "true"}
             bookmark |= {"metadata": {"resourceVersion": self.store.version(), "annotations": notes}}
 
@@ -296,6 +296,6 @@ def _line(event: str, one: Object) -> bytes:
 
 async def _refused(_: Request, error: Exception) -> Response:
     assert isinstance(error, Refused)
-    told = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure"}
+    told: Object = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure"}
     told |= {"message": str(error), "reason": error.reason, "code": error.code}
     return JSONResponse(told, status_code=error.code)
