@@ -40,7 +40,7 @@ def checkov() -> Path:
         with tempfile.TemporaryDirectory(dir=sys.prefix) as scratch:
             made = Path(scratch) / "checkov"
             venv.create(made, with_pip=True)
-            pip = [made / "bin" / "python", "-m", "pip", "--disable-pip-version-check", "--quiet"]
+            pip = [str(made / "bin" / "python"), "-m", "pip", "--disable-pip-version-check", "--quiet"]
             subprocess.run([*pip, "install", "--no-deps", "--requirement", LOCK], check=True)
             made.rename(kept)
     return kept
