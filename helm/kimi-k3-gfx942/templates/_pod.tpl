@@ -79,8 +79,10 @@ spec:
         - {{ $facts.checkpoint | quote }}
         - --revision={{ .Values.model.download.revision }}
         - --timeout={{ int .Values.model.download.timeoutSeconds }}
+      # The index alone is 60 MB of names.
       resources:
-        {{- toYaml .Values.sidecar.resources | nindent 8 }}
+        requests: {cpu: "1", memory: 2Gi}
+        limits: {memory: 2Gi}
     {{- end }}
     - name: preflight
       {{- include "kimi-k3.engineContainer" . | nindent 6 }}
