@@ -91,8 +91,10 @@ spec:
       args:
         - {{ $facts.checkpoint | quote }}
         {{- include "kimi-k3.chosen" . | nindent 8 }}
+        {{- if $facts.gpus }}
         # A predecessor may still be giving back the GPUs' memory.
         - --wait-vram=120
+        {{- end }}
       resources:
         {{- include "kimi-k3.engineResources" . | nindent 8 }}
   containers:
