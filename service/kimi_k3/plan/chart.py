@@ -17,10 +17,10 @@ from kimi_k3.plan.budget import (
     READY_TIMEOUT_MARGIN_SECONDS,
     TEARDOWN_SECONDS,
 )
+from kimi_k3.plan.compose import fitting_gpus
 from kimi_k3.profiles.load import load_profile, profile_names
 from kimi_k3.profiles.schema import Profile
 from kimi_k3.words.addresses import ENGINE_PORT, SIDECAR_PORT
-from kimi_k3.words.gpus import GIB, GPUS, Gpu
 
 _ABOUT = "made by `python -m kimi_k3.plan.chart helm/kimi-k3-gfx942/files/profiles.json`; edit the profiles"
 
@@ -37,18 +37,6 @@ def chart_facts() -> dict[str, Any]:
         },
         "profiles": {name: _facts(load_profile(name)) for name in profile_names()},
     }
-
-
-def fitting_gpus(profile: Profile) -> list[Gpu]:
-    """The GPUs on which a profile can run; none for one that runs on a CPU."""
-    wanted = profile.gpu
-    if wanted is None:
-        return []
-    return [
-        gpu
-        for gpu in GPUS.values()
-        if gpu.architecture == wanted.architecture and gpu.memory_bytes >= (wanted.memory_gib - 1) * GIB
-    ]
 
 
 def chart_document() -> str:

@@ -173,15 +173,22 @@ def usual_gpu(profile: Profile) -> Gpu | None:
     """
     if profile.gpu is None:
         return None
-    fitting = [
-        gpu
-        for gpu in GPUS.values()
-        if gpu.architecture == profile.gpu.architecture
-        and gpu.memory_bytes >= (profile.gpu.memory_gib - 1) * GIB
-    ]
+    fitting = fitting_gpus(profile)
     if not fitting:
         raise KeyError(f"profile {profile.name}: no known GPU has {profile.gpu.memory_gib} GiB")
     return min(fitting, key=lambda gpu: gpu.memory_bytes)
+
+
+def fitting_gpus(profile: Profile) -> list[Gpu]:
+    """The GPUs on which a profile can run; none for one that runs on a CPU."""
+    wanted = profile.gpu
+    if wanted is None:
+        return []
+    return [
+        gpu
+        for gpu in GPUS.values()
+        if gpu.architecture == wanted.architecture and gpu.memory_bytes >= (wanted.memory_gib - 1) * GIB
+    ]
 
 
 def _rank(config: KimiK3Config, cut: Parallelism, flags: Flags) -> tuple[RankWeights, CacheLayout]:
