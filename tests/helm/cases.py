@@ -85,7 +85,16 @@ CASES: dict[str, dict[str, Any]] = {
     **{name: of_profile(name) for name in PROFILES},
     "two-replicas": {**of_profile("ep8"), "replicas": 2},
     "exact-weights": {**ON_DISK, "weights": {"format": "mxfp4"}},
-    "openshift": {**of_profile("ep8"), "security": {"runAsUser": None, "fsGroup": None}},
+    "openshift": {
+        **CONSENT,
+        "model": {"existingClaim": "models", "path": "Kimi-K3"},
+        "security": {"runAsUser": None, "fsGroup": None},
+    },
+    "route": {
+        **of_profile("ep8"),
+        "gateway": {"httpRoute": {"enabled": True, "parentRefs": [{"name": "gateway"}]}},
+        "service": {"port": 80},
+    },
     "tls": {**of_profile("ep8"), "tls": {"secretName": "certificate"}},
     "everything": EVERYTHING,
 }

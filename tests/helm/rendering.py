@@ -14,7 +14,9 @@ from tests.helm.programs import HELM_4, Release, helm
 from tests.surroundings import SURROUNDINGS
 
 CHART = Path(__file__).parents[2] / "helm" / "kimi-k3-gfx942"
-MONITORING = "monitoring.coreos.com/v1"
+MONITORING = tuple(f"monitoring.coreos.com/v1/{kind}" for kind in ("ServiceMonitor", "PrometheusRule"))
+"""Kinds of Prometheus' operator, as a cluster that has it tells them."""
+
 MINORS = ("1.29", "1.30", "1.31", "1.32", "1.33", "1.34", "1.35", "1.36", "1.37")
 """Kubernetes' minor versions that the chart is for."""
 
@@ -54,7 +56,7 @@ def template(
     values: Values,
     *,
     chart: Path = CHART,
-    apis: Sequence[str] = (MONITORING,),
+    apis: Sequence[str] = MONITORING,
     minor: str = "1.35",
     release: Release = HELM_4,
     further: Sequence[str | Path] = (),

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
@@ -60,6 +61,7 @@ def running(cluster: Cluster) -> list[dict[str, Any]]:
     return [pod for pod in cluster.store.list("pods") if gpus(pod) and pod["status"]["phase"] == "Running"]
 
 
+DOCS = CHART.parents[1] / "docs" / "kubernetes.md"
 WAIT = ("--wait", "--timeout", "30s")
 SHORT = ("--wait", "--timeout", "4s")
 
@@ -163,6 +165,92 @@ def test_another_revision_is_another_job(cluster: Cluster, helm: Helm) -> None:
     )
     (second,) = cluster.store.list("jobs")
     assert first["metadata"]["name"] != second["metadata"]["name"]
+
+
+@pytest.mark.parametrize("release", [HELM_3, HELM_4], ids=["helm-3", "helm-4"])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {},
+        {"image": {"engine": {"digest": "sha256:" + 64 * "b"}}},
+        {"scheduling": {"nodeSelector": {"amd.com/gpu.device-id": "74a5"}}},
+        {"image": {"pullPolicy": "Always"}},
+        {"security": {"fsGroup": 20000}},
+    ],
+    ids=["another version of the chart", "digest", "node selector", "pull policy", "group"],
+)
+def test_an_upgrade_beside_a_download(
+    cluster: Cluster, helm: Helm, previous: Path, change: dict[str, Any], release: Release
+) -> None:
+    """A Job's pod is immutable: an upgrade that changed one would fail after it has ended the engine."""
+    helm("install", "k3", previous, *WAIT, values=DOWNLOADED, release=release)
+    helm("upgrade", "k3", CHART, *WAIT, values=merged(DOWNLOADED, change), release=release)
+    helm("rollback", "k3", 1, *WAIT, release=release)
+    assert len(running(cluster)) == 1
+
+
+def test_the_download_is_where_its_engine_is(tmp_path: Path) -> None:
+    """The claim is of one node; the other one has GPUs as well, and the Job itself asks for none."""
+    with running_cluster([OTHER_GPU_NODE, GPU_NODE]) as cluster:
+        pod = {kind.kind: kind for kind in cluster.api.kinds}["Pod"]
+        taken = {"limits": {"amd.com/gpu": "8"}}
+        spec = {
+            "containers": [{"name": "other", "image": "x", "resources": taken}],
+            "tolerations": [{"key": "amd.com/gpu"}],
+        }
+        cluster.store.create(pod, "default", {"metadata": {"name": "other", "labels": {}}, "spec": spec})
+        given = {"KUBECONFIG": str(cluster.kubeconfig(tmp_path)), "HOME": str(tmp_path)}
+        ran(
+            *("install", "k3", CHART, *WAIT, "--wait-for-jobs", "--values", "-"),
+            given=given,
+            text=yaml.safe_dump(DOWNLOADED),
+        )
+        nodes = {
+            one["status"]["nodeName"] for one in cluster.store.list("pods") if "k3" in str(one["metadata"])
+        }
+        assert nodes == {"gpu-1"}
+
+
+def test_the_documented_upgrade_knows_new_values(cluster: Cluster, helm: Helm, previous: Path) -> None:
+    """A value that the chart before did not have: --reuse-values would leave it out."""
+    values = yaml.safe_load((previous / "values.yaml").read_text())
+    del values["tls"]
+    (previous / "values.yaml").write_text(yaml.safe_dump(values))
+    schema = json.loads((previous / "values.schema.json").read_text())
+    del schema["properties"]["tls"]
+    schema["required"].remove("tls")
+    (previous / "values.schema.json").write_text(json.dumps(schema))
+    for template in (previous / "templates").rglob("*.*"):
+        text = re.sub(r"(\$(root)?)?\.Values\.tls\.", '(dict "secretName" "").', template.read_text())
+        template.write_text(text)
+    helm("install", "k3", previous, *WAIT, values=of_profile("ep8"))
+    with pytest.raises(Refused, match="missing propert"):
+        helm("upgrade", "k3", CHART, "--reuse-values")
+    command = next(
+        line
+        for line in DOCS.read_text().splitlines()
+        if line.startswith("helm upgrade k3") and "--set" in line
+    )
+    arguments = command.split()[1:]
+    arguments[arguments.index("helm/kimi-k3-gfx942")] = str(CHART)
+    arguments[arguments.index("kimi-k3")] = "default"
+    helm(*arguments, *WAIT)
+
+
+@pytest.mark.parametrize("name", ["k3.prod", "3k", "k" * 50])
+def test_odd_names(cluster: Cluster, helm: Helm, name: str) -> None:
+    """Helm takes names that a Service cannot have."""
+    helm("install", name, CHART, *WAIT, values=of_profile("ep8"))
+    assert len(running(cluster)) == 1
+
+
+def test_two_long_names_alike(cluster: Cluster, helm: Helm) -> None:
+    """What is cut must still tell two releases apart."""
+    with running_cluster([GPU_NODE, OTHER_GPU_NODE, CPU_NODE]):
+        for end in "ab":
+            name = f"kimi-k3-gfx942-production-us-east-1-alpha-{end}"
+            helm("install", name, CHART, values={**of_profile("ep8"), "replicas": 0})
+    assert len(cluster.store.list("deployments")) == 2
 
 
 def test_nodes_with_other_gpus(tmp_path: Path) -> None:

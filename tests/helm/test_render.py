@@ -28,7 +28,7 @@ from tests.helm.rendering import (
     template,
 )
 
-APIS = (MONITORING, *GATEWAYS)
+APIS = (*MONITORING, *GATEWAYS)
 
 
 @pytest.mark.parametrize("minor", MINORS)
@@ -40,8 +40,8 @@ def test_kubernetes_takes_it(case: str, minor: str) -> None:
         try:
             kubernetes_validate.validate(found, minor, strict=True)
         except kubernetes_validate.SchemaNotFoundError:
-            unknown.add(found["apiVersion"])
-    assert unknown <= set(APIS)
+            unknown.add(f"{found['apiVersion']}/{found['kind']}")
+    assert unknown <= {*MONITORING, *(f"{GATEWAYS[0]}/HTTPRoute", f"{GATEWAYS[1]}/InferencePool")}
 
 
 @pytest.mark.parametrize("case", golden.KEPT)
@@ -108,7 +108,7 @@ def pods(found: list[Object]) -> list[Object]:
 
 @pytest.mark.parametrize("case", CASES)
 def test_restricted(case: str) -> None:
-    """Kubernetes' restricted standard, and more: no token, no service links, nothing to write but volumes."""
+    """What Kubernetes' restricted standard asks of containers, and more: no token, no service links."""
     for pod in pods(rendered(CASES[case], apis=APIS)):
         assert pod["automountServiceAccountToken"] is False
         assert pod["enableServiceLinks"] is False
@@ -196,10 +196,120 @@ def test_every_probe_follows_tls() -> None:
         assert {port["appProtocol"] for port in ports} == {scheme}
         (test,) = one(found, "Pod")["spec"]["containers"]
         urls = [each for each in test["args"] if "://" in each]
-        assert len(urls) == 3
+        assert len(urls) == 2
         assert all(f"={scheme}://" in each for each in urls)
     assert "serverName: k3-kimi-k3-gfx942-sidecar.models.svc" in template(CASES["tls"])
     assert "--tls-cert-file=/run/secrets/tls/tls.crt" in containers(secure)["engine"]["args"]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_port_and_label_leads_somewhere(case: str) -> None:
+    """A Service, a monitor, a policy or a route that points past the pods is silent about it."""
+    found = rendered(CASES[case], apis=APIS)
+    pod = one(found, "Deployment")["spec"]["template"]
+    named = {
+        port["name"]: port["containerPort"]
+        for each in containers(found).values()
+        for port in each.get("ports", [])
+    }
+    services = {each["metadata"]["name"]: each for each in found if each["kind"] == "Service"}
+    targets = {}
+    for service in services.values():
+        assert service["spec"]["selector"].items() <= pod["metadata"]["labels"].items()
+        for port in service["spec"]["ports"]:
+            target = port["targetPort"]
+            targets[service["metadata"]["name"], port["port"]] = named.get(target, target)
+    assert set(targets.values()) == set(named.values()) == {8000, 8001}
+    (monitor,) = [each for each in found if each["kind"] == "ServiceMonitor"]
+    selector = monitor["spec"]["selector"]
+    (components,) = [each["values"] for each in selector["matchExpressions"]]
+    selected = [
+        port["name"]
+        for service in services.values()
+        if selector["matchLabels"].items() <= service["metadata"]["labels"].items()
+        and service["metadata"]["labels"]["app.kubernetes.io/component"] in components
+        for port in service["spec"]["ports"]
+    ]
+    assert sorted(each["port"] for each in monitor["spec"]["endpoints"]) == sorted(selected)
+    for route in (each for each in found if each["kind"] == "HTTPRoute"):
+        for backend in route["spec"]["rules"][0]["backendRefs"]:
+            if backend.get("kind") == "InferencePool":
+                pool = one(found, "InferencePool")
+                assert pool["metadata"]["name"] == backend["name"]
+                assert pool["spec"]["selector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
+                assert pool["spec"]["targetPorts"] == [{"number": 8000}]
+            else:
+                assert targets[backend["name"], backend["port"]] == 8000
+    policy = next(each for each in found if each["kind"] == "NetworkPolicy")
+    assert policy["spec"]["podSelector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
+    assert {port["port"] for rule in policy["spec"]["ingress"] for port in rule["ports"]} == {8000, 8001}
+
+
+def test_where_the_checkpoint_is() -> None:
+    """Each source is mounted where the command line looks for it."""
+    for values, volume, checkpoint in (
+        (CASES["ep8"], {"hostPath": {"path": "/mnt/models", "type": "Directory"}}, "/models/Kimi-K3"),
+        (
+            CASES["openshift"],
+            {"persistentVolumeClaim": {"claimName": "models", "readOnly": True}},
+            "/models/Kimi-K3",
+        ),
+        (
+            CASES["everything"],
+            {"persistentVolumeClaim": {"claimName": "k3-kimi-k3-gfx942-model"}},
+            "/models",
+        ),
+    ):
+        found = rendered(values, apis=APIS)
+        (mounted,) = [
+            each
+            for each in one(found, "Deployment")["spec"]["template"]["spec"]["volumes"]
+            if each["name"] == "model"
+        ]
+        assert mounted == {"name": "model", **volume}
+        engine = containers(found)["engine"]
+        assert engine["args"][1] == checkpoint
+        assert {"name": "model", "mountPath": "/models", "readOnly": True} in engine["volumeMounts"]
+
+
+RESTRICTED = {
+    "configMap",
+    "csi",
+    "downwardAPI",
+    "emptyDir",
+    "ephemeral",
+    "persistentVolumeClaim",
+    "projected",
+    "secret",
+}
+
+
+def test_a_restricted_namespace() -> None:
+    """With a claim the pod is one that Kubernetes' restricted standard takes; not with hostPath."""
+    for case, allowed in (("openshift", True), ("everything", True), ("ep8", False)):
+        kinds = {
+            key for pod in pods(rendered(CASES[case], apis=APIS)) for each in pod["volumes"] for key in each
+        }
+        assert (kinds - {"name"} <= RESTRICTED) is allowed
+
+
+def test_the_gateways_may_come() -> None:
+    """A route whose gateway the policy keeps out would answer 503."""
+    policy = next(each for each in rendered(EVERYTHING, apis=APIS) if each["kind"] == "NetworkPolicy")
+    peers = [peer for rule in policy["spec"]["ingress"] for peer in rule["from"]]
+    assert {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "gateways"}}} in peers
+
+
+def test_a_download_through_a_proxy() -> None:
+    """The policy lets it reach a mirror at its port, and a proxy at the one that is named."""
+    download = {"endpoint": "https://hub.internal:8443", "env": {"HTTPS_PROXY": "http://proxy:3128"}}
+    values = merged(EVERYTHING, {"model": {"download": download}, "networkPolicy": {"downloadPorts": [3128]}})
+    found = rendered(values, apis=APIS)
+    policy = one(found, "NetworkPolicy", "-download")
+    ports = {port["port"] for rule in policy["spec"]["egress"] for port in rule["ports"]}
+    assert ports == {53, 5353, 3128, 8443}
+    (container,) = one(found, "Job")["spec"]["template"]["spec"]["containers"]
+    assert {"name": "HTTPS_PROXY", "value": "http://proxy:3128"} in container["env"]
 
 
 def test_replicas_are_not_rolled() -> None:

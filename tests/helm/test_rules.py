@@ -99,6 +99,32 @@ RULES: dict[str, Rule] = {
         "gateway.httpRoute.enabled: a route speaks plain HTTP",
         merged(EP8, {"tls": {"secretName": "certificate"}}),
     ),
+    "a pool of pods that expect TLS": Rule(
+        merged(merged(EP8, POOL), {"tls": {"secretName": "certificate"}}),
+        "gateway.inferencePool.enabled: a gateway speaks plain HTTP",
+        merged(EP8, POOL),
+    ),
+    "a request above its limit": Rule(
+        merged(EP8, {"engine": {"resources": {"limits": {"memory": "256Gi"}}}}),
+        "engine.resources.limits.memory: 256Gi is less than the request, 512Gi",
+        merged(
+            EP8, {"engine": {"resources": {"requests": {"memory": "256Gi"}, "limits": {"memory": "256Gi"}}}}
+        ),
+    ),
+    "a path that leaves its directory": Rule(
+        {**EP8, "model": {"hostPath": "/mnt/models/../etc"}},
+        "model.hostPath: /mnt/models/../etc leaves its directory",
+        {**EP8, "model": {"hostPath": "/mnt/models/..etc/"}},
+    ),
+    "clients from outside whom the policy keeps out": Rule(
+        {**EP8, "service": {"type": "LoadBalancer"}},
+        "service.type: LoadBalancer brings clients from outside",
+        {
+            **EP8,
+            "service": {"type": "LoadBalancer"},
+            "networkPolicy": {"clients": [{"ipBlock": {"cidr": "10.0.0.0/8"}}]},
+        },
+    ),
     "a pool without a picker": Rule(
         merged(merged(EP8, POOL), {"gateway": {"inferencePool": {"endpointPicker": {"name": ""}}}}),
         "gateway.inferencePool.endpointPicker.name",
@@ -112,11 +138,11 @@ def test_what_does_not_go_together(rule: str) -> None:
     """Refused before anything is created, and for this reason: the nearest values are taken."""
     wrong, said, right = RULES[rule]
     with pytest.raises(Refused) as refused:
-        template(wrong, apis=(MONITORING, *GATEWAYS))
+        template(wrong, apis=(*MONITORING, *GATEWAYS))
     text = " ".join(str(refused.value).split())
     assert said in text
     assert "don't meet the specifications of the schema" not in text
-    assert template(right, apis=(MONITORING, *GATEWAYS))
+    assert template(right, apis=(*MONITORING, *GATEWAYS))
 
 
 @pytest.mark.parametrize(("values", "missing"), [(ROUTE, "Gateway API"), (POOL, "Inference Extension")])
@@ -128,5 +154,14 @@ def test_what_a_cluster_lacks(values: dict[str, Any], missing: str) -> None:
 
 def test_monitoring_is_left_out_where_it_is_unknown() -> None:
     """It is on by default, and most clusters to try something on have no operator."""
-    assert MONITORING not in template(EP8, apis=())
-    assert MONITORING in template(EP8)
+    for kind, api in zip(("ServiceMonitor", "PrometheusRule"), MONITORING, strict=True):
+        assert f"kind: {kind}" not in template(EP8, apis=())
+        assert f"kind: {kind}" in template(EP8)
+        # A cluster may have one of them only: the agent's mode has no rules.
+        assert (f"kind: {kind}" in template(EP8, apis=[MONITORING[0]])) is (api == MONITORING[0])
+
+
+@pytest.mark.parametrize("change", [{"replicas": 0}, {"monitoring": {"serviceMonitor": {"enabled": False}}}])
+def test_no_alert_about_what_nobody_scrapes(change: dict[str, Any]) -> None:
+    """It would fire for ever."""
+    assert "kind: PrometheusRule" not in template(merged(EP8, change))

@@ -23,7 +23,7 @@ FULL = merged(
 """Every key that there is, with a value."""
 
 Path = tuple[str | int, ...]
-FREE = {("global",), ("overrides",), ("engine", "env")}
+FREE = {("global",), ("overrides",), ("engine", "env"), ("model", "download", "env")}
 """Names below these are the operator's own."""
 
 
@@ -64,7 +64,7 @@ def put(values: Values, path: Path, new: Any) -> dict[str, Any]:
 def refusal(values: Values) -> str:
     """What Helm says of values that the schema refuses."""
     with pytest.raises(Refused) as refused:
-        template(values, apis=(MONITORING, *GATEWAYS))
+        template(values, apis=(*MONITORING, *GATEWAYS))
     assert "don't meet the specifications of the schema" in str(refused.value)
     return str(refused.value)
 
@@ -76,7 +76,7 @@ def dotted(path: Path) -> str:
 
 def test_the_full_values_are_taken() -> None:
     """Else what follows would be refused for another reason."""
-    assert rendered(FULL, apis=(MONITORING, *GATEWAYS))
+    assert rendered(FULL, apis=(*MONITORING, *GATEWAYS))
 
 
 MAPS = {("scheduling", "nodeSelector"), ("service", "annotations"), ("monitoring", "dashboards", "labels")}
@@ -102,6 +102,21 @@ def test_a_wrong_type(path: Path) -> None:
     wrong: Any = {"neither": ["this", "nor"]} if not isinstance(at(FULL, path), dict) else 7
     assert "/" + "/".join(map(str, path)) in refusal(put(FULL, path, wrong))
 
+
+@pytest.mark.parametrize(
+    "path", [path for path in leaves(DEFAULTS) if at(DEFAULTS, path) is not None], ids=dotted
+)
+def test_a_null(path: Path) -> None:
+    """It takes the default away: nil in a template is 0, an empty name, or the opposite of what was meant."""
+    values = put(merged(DEFAULTS, of_profile("ep8")), path, None)
+    if path in ABOUT_NULL or path[:-1] in MAPS or path[-2:-1] in (("requests",), ("limits",)):
+        assert template(values)
+        return
+    assert "missing propert" in refusal(values)
+
+
+ABOUT_NULL = {("security", "runAsUser"), ("security", "fsGroup")}
+"""Null has a meaning of its own."""
 
 TEXTS = [path for path in leaves(FULL) if isinstance(at(FULL, path), str)]
 

@@ -72,10 +72,28 @@ What no schema can say: values that do not go together. Each message says what i
 {{- fail (printf "engine.resources.limits.memory: %s does not hold engine.sharedMemory (%s), which counts in it; raise it" $limit .Values.engine.sharedMemory) -}}
 {{- end -}}
 {{- end -}}
+{{- $request := dig "requests" "memory" "" .Values.engine.resources -}}
+{{- if and $limit $request -}}
+{{- if lt (include "kimi-k3.bytes" $limit | int64) (include "kimi-k3.bytes" $request | int64) -}}
+{{- fail (printf "engine.resources.limits.memory: %s is less than the request, %s; change both" $limit $request) -}}
+{{- end -}}
+{{- end -}}
 {{- range $kind := list "requests" "limits" -}}
 {{- if hasKey (index $.Values.engine.resources $kind | default dict) $.Values.engine.gpuResource -}}
 {{- fail (printf "engine.resources.%s: %s is the profile's; leave it out" $kind $.Values.engine.gpuResource) -}}
 {{- end -}}
+{{- end -}}
+
+{{- range $name := list "path" "hostPath" "inImage" -}}
+{{- if regexMatch "(^|/)\\.\\.(/|$)" (index $model $name) -}}
+{{- fail (printf "model.%s: %s leaves its directory; write it without .." $name (index $model $name)) -}}
+{{- end -}}
+{{- end -}}
+
+{{- $open := false -}}
+{{- range .Values.networkPolicy.clients -}}{{- if .ipBlock -}}{{- $open = true -}}{{- end -}}{{- end -}}
+{{- if and (ne .Values.service.type "ClusterIP") .Values.networkPolicy.enabled (not $open) -}}
+{{- fail (printf "service.type: %s brings clients from outside, and networkPolicy.clients lets nobody in by address; add {ipBlock: {cidr: ...}} there" .Values.service.type) -}}
 {{- end -}}
 
 {{- if and (eq .Values.scheduling.gpuNodes "product-name") (not .Values.scheduling.productNames) -}}
@@ -93,6 +111,9 @@ What no schema can say: values that do not go together. Each message says what i
 {{- include "kimi-k3.needs" (list . "gateway.networking.k8s.io/v1" "gateway.httpRoute.enabled" "the Gateway API") -}}
 {{- end -}}
 {{- if $gateway.inferencePool.enabled -}}
+{{- if .Values.tls.secretName -}}
+{{- fail "gateway.inferencePool.enabled: a gateway speaks plain HTTP to the pods, and tls.secretName makes them expect TLS; leave one out, and let the gateway end TLS" -}}
+{{- end -}}
 {{- if not $gateway.inferencePool.endpointPicker.name -}}
 {{- fail "gateway.inferencePool.endpointPicker.name: is empty; name the Service of the endpoint picker" -}}
 {{- end -}}

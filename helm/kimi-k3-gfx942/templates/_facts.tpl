@@ -44,7 +44,7 @@ What the templates know, as JSON: the profile's facts, and what the values make 
 {{/* Where the engine finds the checkpoint. */}}
 {{- define "kimi-k3.checkpoint" -}}
 {{- if .Values.model.inImage -}}
-{{- .Values.model.inImage -}}
+{{- .Values.model.inImage | trimSuffix "/" -}}
 {{- else -}}
 {{- list "/models" (.Values.model.path | trimAll "/") | compact | join "/" -}}
 {{- end -}}

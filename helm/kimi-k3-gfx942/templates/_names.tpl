@@ -1,18 +1,27 @@
 {{/* Names and labels. */}}
 
 {{- define "kimi-k3.name" -}}
-{{- .Values.nameOverride | default .Chart.Name | trunc 40 | trimSuffix "-" -}}
+{{- .Values.nameOverride | default .Chart.Name | trunc 63 | trimSuffix "-" -}}
 {{- end -}}
 
-{{/* 40 characters, so that every suffix of ours, and those of a Deployment's pods, still fit a label. */}}
+{{/*
+What a Service may be called, with room for every suffix of ours and of a Deployment's pods: 40 characters, of which
+the last seven tell apart what was cut to the same.
+*/}}
 {{- define "kimi-k3.fullname" -}}
+{{- $name := include "kimi-k3.name" . -}}
+{{- $full := printf "%s-%s" .Release.Name $name -}}
 {{- if .Values.fullnameOverride -}}
-{{- .Values.fullnameOverride | trunc 40 | trimSuffix "-" -}}
-{{- else if contains (include "kimi-k3.name" .) .Release.Name -}}
-{{- .Release.Name | trunc 40 | trimSuffix "-" -}}
-{{- else -}}
-{{- printf "%s-%s" .Release.Name (include "kimi-k3.name" .) | trunc 40 | trimSuffix "-" -}}
+{{- $full = .Values.fullnameOverride -}}
+{{- else if contains $name .Release.Name -}}
+{{- $full = .Release.Name -}}
 {{- end -}}
+{{- $full = replace "." "-" $full -}}
+{{- if regexMatch "^[0-9]" $full -}}{{- $full = printf "k-%s" $full -}}{{- end -}}
+{{- if gt (len $full) 40 -}}
+{{- $full = printf "%s-%s" ($full | trunc 33) ($full | sha256sum | trunc 6) -}}
+{{- end -}}
+{{- $full | trimSuffix "-" -}}
 {{- end -}}
 
 {{- define "kimi-k3.selector" -}}
@@ -39,7 +48,7 @@ app.kubernetes.io/component: engine
 
 {{/* What the API and the sidecar speak. */}}
 {{- define "kimi-k3.scheme" -}}
-{{- ternary "https" "http" (ne .Values.tls.secretName "") -}}
+{{- if .Values.tls.secretName -}}https{{- else -}}http{{- end -}}
 {{- end -}}
 
 {{/* An image's whole name: list of the root and "engine" or "sidecar". */}}
@@ -51,5 +60,15 @@ app.kubernetes.io/component: engine
 {{- printf "%s@%s" $name $image.digest -}}
 {{- else -}}
 {{- printf "%s:%s" $name ($image.tag | default $root.Chart.AppVersion) -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Names of Secrets for the registry, as a pod's specification has them: a list, or nothing. */}}
+{{- define "kimi-k3.pullSecrets" -}}
+{{- with .Values.image.pullSecrets -}}
+imagePullSecrets:
+  {{- range . }}
+  - name: {{ . | quote }}
+  {{- end }}
 {{- end -}}
 {{- end -}}

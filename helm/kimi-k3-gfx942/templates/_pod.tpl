@@ -10,17 +10,12 @@ metadata:
   annotations:
     kubectl.kubernetes.io/default-container: engine
 spec:
-  serviceAccountName: {{ include "kimi-k3.serviceAccount" . }}
+  serviceAccountName: {{ include "kimi-k3.serviceAccount" . | quote }}
   automountServiceAccountToken: false
   # A Service called vllm would become VLLM_PORT, which vLLM takes for its own.
   enableServiceLinks: false
   terminationGracePeriodSeconds: {{ int $facts.grace }}
-  {{- with .Values.image.pullSecrets }}
-  imagePullSecrets:
-    {{- range . }}
-    - name: {{ . }}
-    {{- end }}
-  {{- end }}
+  {{- include "kimi-k3.pullSecrets" . | nindent 2 }}
   {{- include "kimi-k3.placement" . | nindent 2 }}
   securityContext:
     {{- include "kimi-k3.podSecurity" . | nindent 4 }}
@@ -36,7 +31,7 @@ spec:
       restartPolicy: Always
       args: [sidecar]
       env:
-        - {name: KIMI_K3_SIDECAR_HOST, value: 0.0.0.0}
+        - {name: KIMI_K3_SIDECAR_HOST, value: {{ .Values.service.listen | quote }}}
         - {name: KIMI_K3_SIDECAR_PORT, value: {{ int $facts.sidecarPort | quote }}}
         {{- if .Values.auth.sidecarTokenSecret.name }}
         - {name: KIMI_K3_SIDECAR_TOKEN_FILE, value: /run/secrets/sidecar/token}
@@ -86,10 +81,11 @@ spec:
     {{- end }}
     - name: preflight
       {{- include "kimi-k3.engineContainer" . | nindent 6 }}
-      # 1 is "something may be wrong or is unknown": that is told, and the start goes on.
-      command: [sh, -c, 'kimi-k3 preflight "$@" || [ $? -eq 1 ]', preflight]
+      # What may be wrong or is unknown is told, and the start goes on.
       args:
+        - preflight
         - {{ $facts.checkpoint | quote }}
+        - --warnings-pass
         {{- include "kimi-k3.chosen" . | nindent 8 }}
         {{- if $facts.gpus }}
         # A predecessor may still be giving back the GPUs' memory.
@@ -115,7 +111,7 @@ spec:
         httpGet: {path: /readyz, port: {{ int $facts.sidecarPort }}, scheme: {{ include "kimi-k3.scheme" . | upper }}}
         periodSeconds: 5
         timeoutSeconds: 5
-        failureThreshold: 2
+        failureThreshold: 3
       # An engine that hangs is ended by the supervisor, which knows why. This is for a supervisor that hangs, and does
       # not depend on the sidecar.
       livenessProbe:
@@ -153,7 +149,7 @@ spec:
 {{- with .Values.weights.scaleRule }}
 - --scale-rule={{ . }}
 {{- end }}
-- --host=0.0.0.0
+- {{ printf "--host=%s" .Values.service.listen | quote }}
 - --port={{ int $facts.enginePort }}
 - {{ printf "--served-model-name=%s" .Values.model.servedName | quote }}
 - --start-timeout={{ int $facts.start }}
@@ -177,7 +173,7 @@ imagePullPolicy: {{ . }}
 {{- with .Values.engine.env }}
 env:
   {{- range $name, $value := . }}
-  - {name: {{ $name }}, value: {{ $value | quote }}}
+  - {name: {{ $name }}, value: {{ toString $value | quote }}}
   {{- end }}
 {{- end }}
 securityContext:
@@ -235,7 +231,7 @@ capabilities: {drop: [ALL]}
 {{- $facts := include "kimi-k3.facts" . | fromJson -}}
 {{- $scheduling := .Values.scheduling -}}
 {{- with $scheduling.priorityClassName }}
-priorityClassName: {{ . }}
+priorityClassName: {{ . | quote }}
 {{- end }}
 {{- with $scheduling.nodeSelector }}
 nodeSelector:
@@ -257,10 +253,17 @@ affinity:
             - {key: amd.com/gpu.compute-memory-partition, operator: In, values: [spx_nps1]}
             {{- end }}
 {{- end }}
-{{- with $scheduling.tolerations }}
 tolerations:
+  # A start costs more than a node that is away for some minutes; Kubernetes' own patience is 300 s.
+  {{- range list "not-ready" "unreachable" }}
+  - key: node.kubernetes.io/{{ . }}
+    operator: Exists
+    effect: NoExecute
+    tolerationSeconds: {{ int $scheduling.nodeAwaySeconds }}
+  {{- end }}
+  {{- with $scheduling.tolerations }}
   {{- toYaml . | nindent 2 }}
-{{- end }}
+  {{- end }}
 {{- with $scheduling.topologySpreadConstraints }}
 topologySpreadConstraints:
   {{- range . }}
@@ -288,7 +291,7 @@ topologySpreadConstraints:
 {{- with .Values.model }}
 {{- if .existingClaim }}
 - name: model
-  persistentVolumeClaim: {claimName: {{ .existingClaim }}, readOnly: true}
+  persistentVolumeClaim: {claimName: {{ .existingClaim | quote }}, readOnly: true}
 {{- else if .hostPath }}
 - name: model
   hostPath: {path: {{ .hostPath | quote }}, type: Directory}
@@ -305,17 +308,17 @@ topologySpreadConstraints:
 {{- with .Values.auth.apiKeySecret }}
 {{- if .name }}
 - name: api-key
-  secret: {secretName: {{ .name }}, defaultMode: 0440, items: [{key: {{ .key }}, path: api-key}]}
+  secret: {secretName: {{ .name | quote }}, defaultMode: 0440, items: [{key: {{ .key | quote }}, path: api-key}]}
 {{- end }}
 {{- end }}
 {{- with .Values.auth.sidecarTokenSecret }}
 {{- if .name }}
 - name: sidecar-token
-  secret: {secretName: {{ .name }}, defaultMode: 0440, items: [{key: {{ .key }}, path: token}]}
+  secret: {secretName: {{ .name | quote }}, defaultMode: 0440, items: [{key: {{ .key | quote }}, path: token}]}
 {{- end }}
 {{- end }}
 {{- with .Values.tls.secretName }}
 - name: tls
-  secret: {secretName: {{ . }}, defaultMode: 0440}
+  secret: {secretName: {{ . | quote }}, defaultMode: 0440}
 {{- end }}
 {{- end -}}

@@ -19,6 +19,7 @@ from kimi_k3.cli.options import (
     TensorParallelSize,
     WeightsIfAny,
 )
+from kimi_k3.errors import ExitCode
 from kimi_k3.words.addresses import ENGINE_PORT, HOST
 from kimi_k3.words.given import given_path
 
@@ -94,6 +95,9 @@ def preflight(
         bool,
         typer.Option("--image", help="Only what is known while an image is built: no GPU, no checkpoint."),
     ] = False,
+    warnings_pass: Annotated[
+        bool, typer.Option("--warnings-pass", help="Exit code 0 unless a start would fail.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="The findings as JSON.")] = False,
 ) -> int:
     """Check this machine for a start, in seconds, without starting anything.
@@ -110,7 +114,7 @@ def preflight(
 
     check_operators_environment(os.environ)
     path = None if checkpoint is None else given_path("checkpoint", checkpoint, absolute=True)
-    return run_preflight(
+    code = run_preflight(
         Request(
             options=Options(
                 checkpoint=path or Path("CHECKPOINT"),
@@ -135,6 +139,7 @@ def preflight(
         ),
         Machine(),
     )
+    return ExitCode.OK if warnings_pass and code == ExitCode.FAILED else code
 
 
 def backends(

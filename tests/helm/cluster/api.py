@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import queue
+import re
 from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any
 
@@ -225,6 +226,8 @@ class Api:
             return JSONResponse(self.store.replace(kind, namespace, str(name), given))
 
     def _check(self, kind: Kind, given: Object) -> None:
+        if (why := wrong(kind, given)) is not None:
+            raise Refused(422, "Invalid", f"{kind.kind}: {why}")
         fields = {key: value for key, value in given.items() if key not in NOT_FIELDS}
         fields |= {"apiVersion": kind.api_version, "kind": kind.kind}
         try:
@@ -234,6 +237,44 @@ class Api:
         except kubernetes_validate.ValidationError as error:
             where = ".".join(map(str, error.path))
             raise Refused(422, "Invalid", f"{kind.kind}: {where}: {error.message}") from None
+
+
+def wrong(kind: Kind, given: Object) -> str | None:
+    """What a real API server refuses beyond its schemas, as far as a chart may get it wrong."""
+    if kind.kind == "Service":
+        name = given["metadata"].get("name", "")
+        if not re.fullmatch("[a-z]([-a-z0-9]{0,61}[a-z0-9])?", name):
+            return f"metadata.name: {name}: a DNS-1035 label must begin with a letter"
+        ports = [port["port"] for port in given["spec"]["ports"]]
+        if len(ports) != len(set(ports)):
+            return "spec.ports: Duplicate value"
+    spec = given.get("spec", {}).get("template", {}).get("spec", given.get("spec", {}))
+    for container in (*spec.get("initContainers", []), *spec.get("containers", [])):
+        for name, asked in container.get("resources", {}).get("requests", {}).items():
+            limit = container["resources"].get("limits", {}).get(name)
+            if limit is not None and amount(asked) > amount(limit):
+                return f"{container['name']}: resources.requests: {name}: must not be above its limit"
+        names = [mount["name"] for mount in container.get("volumeMounts", [])]
+        if missing := set(names) - {volume["name"] for volume in spec.get("volumes", [])}:
+            return f"{container['name']}: volumeMounts: Not found: {', '.join(sorted(missing))}"
+    return None
+
+
+def amount(quantity: Any) -> float:
+    """A quantity as a number."""
+    units = {
+        "m": 1e-3,
+        "Ki": 2**10,
+        "Mi": 2**20,
+        "Gi": 2**30,
+        "Ti": 2**40,
+        "": 1,
+        "k": 1e3,
+        "M": 1e6,
+        "G": 1e9,
+    }
+    number, unit = re.fullmatch("([0-9.]+)([A-Za-z]*)", str(quantity)).groups()  # type: ignore[union-attr]
+    return float(number) * units[unit]
 
 
 def merged(known: Any, change: Any) -> Any:

@@ -66,7 +66,17 @@ class Controllers:
                 for pod in self._store.list("pods"):
                     self._pod(pod)
                 for job in self._store.list("jobs"):
-                    self._store.set_status("jobs", job, _finished(self._store.now(), job))
+                    self._job(job)
+
+    def _job(self, job: Object) -> None:
+        """One pod; when that has been scheduled, the Job is done."""
+        pods = self._owned("pods", job)
+        if not pods and not job.get("status"):
+            self._create(POD, job, "job")
+        if any(pod.get("status", {}).get("phase") == "Running" for pod in pods):
+            for pod in pods:
+                self._store.set_status("pods", pod, {**pod["status"], "phase": "Succeeded"})
+            self._store.set_status("jobs", job, _finished(self._store.now(), job))
 
     def _deployment(self, found: Object) -> None:
         spec = found["spec"]
@@ -164,7 +174,7 @@ class Controllers:
         if gpus(pod) + sum(map(gpus, here)) > node.gpus:
             return False
         borne = {one.get("key") for one in pod["spec"].get("tolerations", [])}
-        if not set(node.taints) <= borne or not _likes(pod, node):
+        if not set(node.taints) <= borne or not _likes(pod, node) or not _near(pod, here):
             return False
         elsewhere = {claim for one in others if one not in here for claim in self._attached(one)}
         return not elsewhere & self._attached(pod)
@@ -198,6 +208,16 @@ def _likes(pod: Object, node: Node) -> bool:
     ):
         return False
     return all(node.labels.get(key) == value for key, value in pod["spec"].get("nodeSelector", {}).items())
+
+
+def _near(pod: Object, here: Sequence[Object]) -> bool:
+    """Whether the pods that it wants to be beside are on the node."""
+    affinity = pod["spec"].get("affinity", {}).get("podAffinity", {})
+    terms = affinity.get("requiredDuringSchedulingIgnoredDuringExecution", [])
+    return all(
+        any(term["labelSelector"]["matchLabels"].items() <= one["metadata"]["labels"].items() for one in here)
+        for term in terms
+    )
 
 
 def _owner(pod: Object) -> str:

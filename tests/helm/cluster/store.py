@@ -91,6 +91,8 @@ class Store:
             version = given["metadata"].get("resourceVersion")
             if version and version != known["metadata"]["resourceVersion"]:
                 raise Refused(409, "Conflict", f'{kind.plural} "{name}": the object has been modified')
+            if kind.kind == "Job" and given["spec"]["template"] != known["spec"]["template"]:
+                raise Refused(422, "Invalid", f'Job "{name}": spec.template: field is immutable')
             made = copy.deepcopy(given)
             made["metadata"] |= {key: known["metadata"][key] for key in KEPT}
             made["metadata"].setdefault("namespace", namespace)
