@@ -78,7 +78,8 @@ from tests.surroundings import SURROUNDINGS
                 (["--profile", "ep8", "--set", "gpu-memory-utilization=1"], "at most 0.97"),
             )
         ),
-        (["serve", "x", "--set", "pipeline-parallel-size=2"], 2, "2 ranks on one node"),
+        (["serve", "x", "--profile", "pp2-tp8", "--accept-lossy"], 2, "--node-rank is missing"),
+        (["serve", "x", "--profile", "ep8", "--node-rank", "0", "--accept-lossy"], 2, "is for one node"),
         (["convert-report", "/no/such/dir"], 4, "/no/such/dir"),
         (["convert-report", "/no/such/dir", "--layers", "1"], 4, "/no/such/dir"),
         (["convert-report", "x", "--rule", "msee"], 2, "did you mean 'mse'?"),

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import json
 from pathlib import Path
 from typing import Any
@@ -97,8 +98,9 @@ def test_built_through_a_proxy(images: Docker, tmp_path: Path) -> None:
     """Where only a proxy reaches the internet, it is asked for every package, and nothing goes around it."""
     (tmp_path / "pip.conf").write_text("[global]\nretries = 0\n")
     given = {"KIMI_K3_BUILD_PIP_CONF": str(tmp_path / "pip.conf"), "VERSION": "proxied"}
-    bridge = "{{(index .IPAM.Config 0).Gateway}}"
-    gateway = images.run("network", "inspect", "--format", bridge, "bridge").stdout.strip()
+    # Of a bridge that no container has joined yet Docker tells no gateway; it is the first address.
+    bridge = images.run("network", "inspect", "--format", "{{(index .IPAM.Config 0).Subnet}}", "bridge")
+    gateway = str(next(ipaddress.ip_network(bridge.stdout.strip()).hosts()))
     with tunnel(gateway) as (port, asked):
         given["HTTPS_PROXY"] = f"http://{gateway}:{port}"
         images.compose("--profile", "cpu", "build", "--no-cache", "sidecar", given=given)

@@ -22,6 +22,7 @@ from kimi_k3.plan.launch import (
     overridden,
     socket_dir,
 )
+from kimi_k3.plan.nodes import Place
 from kimi_k3.plan.overrides import changed
 from kimi_k3.profiles.load import load_profile, profile_names
 from kimi_k3.profiles.schema import Profile
@@ -163,8 +164,30 @@ def test_vllm_is_more_patient_than_we_are(timeout: float) -> None:
 
 def test_each_rank_has_its_cores() -> None:
     """vLLM's automatic binding refuses more ranks than NUMA nodes."""
-    two = launch(replace(DEPLOYMENT, tensor_parallel_size=2)).environment
+    profile = changed(DEPLOYMENT.profile, {"tensor_parallel_size": 2}, given="2")
+    two = launch(replace(DEPLOYMENT, profile=profile, tensor_parallel_size=2)).environment
     assert two["VLLM_CPU_OMP_THREADS_BIND"] == "0,1|2,3"
+
+
+def test_of_several_nodes_only_the_first_has_an_api() -> None:
+    """Each is told which it is and where the first is; what only an API server knows the others are not told."""
+    profile = changed(INT4.profile, {"nodes": 2, "pipeline_parallel_size": 2}, given="2")
+    first, other = (
+        launch(replace(INT4, profile=profile, place=Place(node=node, nodes=2, leader="k3-0"), guarded=True))
+        for node in (0, 1)
+    )
+    for node, found in enumerate((first, other)):
+        text = " ".join(found.argv)
+        assert f"--nnodes 2 --node-rank {node} --master-addr k3-0 --master-port 29501" in text
+        assert "--pipeline-parallel-size 2" in text
+        assert "--quantization-config.moe.weight" in text
+        # One rank on each node, which has all of its cores.
+        assert found.environment["VLLM_CPU_OMP_THREADS_BIND"] == "0,1,2,3"
+    of_servers = {"--host", "--port", "--middleware", "--enable-server-load-tracking"}
+    assert of_servers <= set(first.argv)
+    assert not of_servers & set(other.argv)
+    assert "--headless" in other.argv
+    assert "--headless" not in first.argv
 
 
 def test_the_key_goes_only_into_the_childs_environment() -> None:

@@ -59,14 +59,11 @@ def test_a_lossless_profile_stays_lossless(name: str) -> None:
     assert decided(OPTIONS, profile=name).weights is Weights.MXFP4
 
 
-@pytest.mark.parametrize(
-    ("name", "part"), [("pp2-tp8", "spans 2 nodes"), ("dp-ep16", "spans 2 nodes"), ("ep8-dspark", "a draft")]
-)
-def test_what_one_start_cannot_say_yet(name: str, part: str) -> None:
+def test_what_one_start_cannot_say_yet() -> None:
     """Left out silently, the start would be another deployment, or fail after an hour of loading."""
     with pytest.raises(OperatorError) as caught:
-        require_startable(load_profile(name))
-    assert part in str(caught.value)
+        require_startable(load_profile("ep8-dspark"))
+    assert "a draft" in str(caught.value)
     assert "e.g. --profile ep8" in str(caught.value)
     assert caught.value.exit_code is ExitCode.USAGE
 

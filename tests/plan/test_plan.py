@@ -168,9 +168,10 @@ def test_for_people(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> Non
     """The verdict first, the command last, every line whole in a pipe."""
     assert run(["plan", str(checkpoint), "--profile", "pp2-tp8"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "pp2-tp8, int4 experts, 16 x mi300x on 2 nodes: fits, but cannot be started yet"
+    assert lines[0] == "pp2-tp8, int4 experts, 16 x mi300x on 2 nodes: fits"
     assert lines[-2].startswith("exec ")
-    assert any("--nnodes 2" in line for line in lines)
+    assert any("--nnodes 2 --node-rank 0 --master-addr FIRST_NODE" in line for line in lines)
+    assert any("this is node 0 of 2" in line for line in lines)
     assert "export KIMI_K3_WEIGHTS=int4" in lines
 
 

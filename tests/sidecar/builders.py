@@ -12,6 +12,7 @@ from kimi_k3.journal.models import (
     Canary,
     CheckpointSummary,
     FailureRecord,
+    NodeRecord,
     PhaseChange,
     ProjectionConversion,
     RankRecord,
@@ -71,6 +72,14 @@ def supervisor(**changes: Any) -> SupervisorRecord:
         "canary": Canary(at=at(9), seconds=0.5, completion_tokens=4),
     }
     return SupervisorRecord(**(given | changes))
+
+
+def node(number: int, *, heard_at: datetime = NOW, superseded: bool = False, **changes: Any) -> NodeRecord:
+    """What another node last told the first one."""
+    own = supervisor(start_id=f"node{number}", node=number, nodes=3, world_size=3, engine_url=None, **changes)
+    return NodeRecord(
+        start_id=START_ID, node=number, heard_at=heard_at, superseded=superseded, supervisor=own
+    )
 
 
 def lossy_supervisor(**changes: Any) -> SupervisorRecord:

@@ -25,9 +25,14 @@ def document(tmp_path: Path) -> Any:
 
 def test_every_path_is_described(document: Any) -> None:
     """Each has a text for whoever is on call, its statuses, and an example."""
-    assert set(document["paths"]) == {*PATHS, "/events", "/warnings/{warning_id}/acknowledgement"}
+    changing = {
+        "/warnings/{warning_id}/acknowledgement": {"post", "delete"},
+        "/nodes/{node}": {"put"},
+        "/nodes/{node}/ranks/{rank}": {"put"},
+    }
+    assert set(document["paths"]) == {*PATHS, "/events", *changing}
     for path, methods in document["paths"].items():
-        assert set(methods) == ({"post", "delete"} if path.endswith("acknowledgement") else {"get"})
+        assert set(methods) == changing.get(path, {"get"})
         assert all(len(method["description"]) > 25 for method in methods.values())
     for path in PATHS:
         later = {"503"} if path in ("/startupz", "/readyz") else set()

@@ -12,7 +12,7 @@ from kimi_k3.sidecar.readiness import readiness_view
 from kimi_k3.sidecar.view import EngineHealth, EngineOutcome
 from kimi_k3.words.phases import Phase
 
-from .builders import NOW, START, at, health, journal, lossless, lossy, phases, supervisor
+from .builders import NOW, START, at, health, journal, lossless, lossy, node, phases, supervisor
 
 OLD = START - timedelta(hours=1)
 STALE = journal(supervisor(updated_at=NOW - timedelta(seconds=16)))
@@ -23,6 +23,38 @@ CASES: dict[str, tuple[Journal, EngineHealth | None, list[str]]] = {
         journal(supervisor(stalled_since=at(19))),
         health(),
         ["engine-stalled"],
+    ),
+    "a node has not joined": (journal(supervisor(nodes=2)), health(), ["node-missing"]),
+    "both nodes": (replace(journal(supervisor(nodes=2)), nodes=(node(1),)), health(), []),
+    "a node is silent": (
+        replace(journal(supervisor(nodes=2)), nodes=(node(1, heard_at=at(19)),)),
+        health(),
+        ["node-silent"],
+    ),
+    "a node is silent since the directory is full": (
+        replace(journal(supervisor(nodes=2)), nodes=(node(1, heard_at=at(19)),), unwritable="has no room"),
+        health(),
+        [],
+    ),
+    "a node drains": (
+        replace(journal(supervisor(nodes=2)), nodes=(node(1, phases=phases(Phase.DRAINING)),)),
+        health(),
+        ["node-stops"],
+    ),
+    "a node began anew": (
+        replace(journal(supervisor(nodes=2)), nodes=(node(1, superseded=True),)),
+        health(),
+        ["node-stops"],
+    ),
+    "a node's worker is stopped": (
+        replace(journal(supervisor(nodes=2)), nodes=(node(1, stalled_since=at(19)),)),
+        health(),
+        ["node-stalled"],
+    ),
+    "a node without an API": (
+        journal(supervisor(nodes=2, node=1, engine_url=None, canary=None)),
+        None,
+        [],
     ),
     "nobody reports": (journal(None), None, ["supervisor-missing"]),
     "supervisor no longer reports": (STALE, health(), ["supervisor-stale"]),

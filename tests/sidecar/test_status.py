@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+from dataclasses import replace
+
 from kimi_k3.journal.models import Ending, FailureRecord
 from kimi_k3.journal.reader import Fault
 from kimi_k3.sidecar.status import status_view
@@ -15,6 +17,7 @@ from .builders import (
     journal,
     lossless,
     lossy,
+    node,
     phases,
     rank,
     supervisor,
@@ -63,9 +66,20 @@ def test_empty_directory() -> None:
         "weights": None,
         "engine": None,
         "ranks": [],
+        "nodes": [],
         "failures": [],
         "faults": [],
     }
+
+
+def test_other_nodes() -> None:
+    """Each that has joined, how it was when last heard of, and whether that is long ago."""
+    seen = replace(journal(supervisor(nodes=3)), nodes=(node(1), node(2, heard_at=at(19))))
+    view = status_view(seen, None, NOW)
+    assert [(one.node, one.phase, one.fresh) for one in view.nodes] == [
+        (1, Phase.READY, True),
+        (2, Phase.READY, False),
+    ]
 
 
 def test_ending_failures_and_faults() -> None:

@@ -25,6 +25,7 @@ from .builders import (
     lossy,
     lossy_rank,
     lossy_supervisor,
+    node,
     phases,
     rank,
     supervisor,
@@ -90,6 +91,21 @@ CASES: dict[str, tuple[Journal, EngineHealth | None, list[str]]] = {
     ),
     "a rank is missing": (journal(supervisor(phases=LOADING), rank(0)), health(), ["rank-missing"]),
     "a rank too many": (journal(supervisor(), rank(0), rank(1), rank(2)), health(), ["rank-unexpected"]),
+    "a node has not joined": (
+        journal(supervisor(phases=LOADING, nodes=2), rank(0), rank(1)),
+        health(),
+        ["node-missing"],
+    ),
+    "a node is silent": (
+        replace(journal(supervisor(nodes=2), rank(0), rank(1)), nodes=(node(1, heard_at=at(19)),)),
+        health(),
+        ["node-silent"],
+    ),
+    "another node's own": (
+        journal(supervisor(nodes=2, node=1, engine_url=None, canary=None), rank(1)),
+        None,
+        [],
+    ),
     "ready but not converted": (
         journal(lossy_supervisor(), lossy_rank(0), lossy_rank(1, conversions=all_conversions()[:3])),
         health(),

@@ -51,7 +51,19 @@ def main() -> None:
         say(f"INFO non-default args: {{'api_key': '{os.environ['VLLM_API_KEY']}'}}")
     load(behaviours)
     say("INFO init engine (profile, create kv cache, warmup model) took 1.00 s")
+    if "--headless" in arguments:
+        compute(behaviours)
     serve(arguments[arguments.index("--host") + 1], int(arguments[arguments.index("--port") + 1]), behaviours)
+
+
+def compute(behaviours: set[str]) -> None:
+    """What a node without an API does until it is told to stop."""
+    if "dies-serving" in behaviours:
+        time.sleep(1.0)
+        sys.exit(1)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    while True:
+        time.sleep(0.1)
 
 
 def _await_stubborn(process: subprocess.Popen[bytes]) -> None:
@@ -95,7 +107,7 @@ def load(behaviours: set[str]) -> None:
             time.sleep(600)
         sys.exit(1)
     if "no-ranks" not in behaviours:
-        for rank in range(asked.world_size):
+        for rank in asked.ranks_here:
             report_rank(rank, asked, told, behaviours)
     say("INFO Loading weights took 0.10 seconds")
     say("INFO Model loading took 0.1 GiB memory and 0.200000 seconds")
@@ -104,7 +116,7 @@ def load(behaviours: set[str]) -> None:
 def report_rank(rank: int, asked: SupervisorRecord, told: EngineEnvironment, behaviours: set[str]) -> None:
     assert told.state_dir is not None
     weights = Weights.MXFP4 if "serves-mxfp4" in behaviours else asked.weights
-    keys = [(layer, projection) for layer in asked.checkpoint.moe_layers for projection in Projection]
+    keys = [(layer, projection) for layer in asked.moe_layers_of(rank) for projection in Projection]
     if "missing-conversion" in behaviours:
         keys.pop()
     pid = os.getpid()

@@ -70,6 +70,25 @@ def test_one_that_died_between_two_looks(proc: Path) -> None:
     assert [member.is_core for member in group.gone()] == [False, True]
 
 
+def test_a_fork_that_still_bears_its_parents_title(proc: Path) -> None:
+    """A worker that runs a compiler forks; the fork's end, a moment later, is nobody's death."""
+    group = Group(MARK, proc=proc)
+    for pid, title, parent, state in (
+        (30, "VLLM::Worker_TP0_EP0", 7, "S"),
+        (31, "VLLM::EngineCore", 6, "S"),
+        (32, "", 7, "Z"),
+    ):
+        process(proc, pid, title)
+        (proc / str(pid) / "stat").write_text(f"{pid} (VLLM::Worker_TP) {state} {parent} 5 5 {'0 ' * 15}1 0")
+    group.find()
+    (proc / "30" / "stat").unlink()
+    assert gone(group) == []
+    process(proc, 31, "VLLM::Worker_TP2_EP2")
+    group.find()
+    (proc / "31" / "stat").unlink()
+    assert gone(group) == ["Worker_TP2_EP2"]
+
+
 def test_strangers_are_looked_at_once(proc: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine has a thousand processes, and a start looks ten times a second."""
     (proc / "20").mkdir()

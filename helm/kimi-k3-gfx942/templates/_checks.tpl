@@ -5,9 +5,9 @@ What no schema can say: values that do not go together. Each message says what i
 {{- $facts := include "kimi-k3.facts" . | fromJson -}}
 {{- $model := .Values.model -}}
 
-{{- if and (gt (int $facts.nodes) 1) -}}
-{{- fail (printf "profile: %s %s; use a profile of one node" .Values.profile $facts.notStartable) -}}
-{{- else if $facts.notStartable -}}
+{{- $pods := mul (int .Values.replicas) (int $facts.nodes) | int -}}
+
+{{- if $facts.notStartable -}}
 {{- fail (printf "profile: %s %s; use another profile" .Values.profile $facts.notStartable) -}}
 {{- end -}}
 
@@ -31,21 +31,28 @@ What no schema can say: values that do not go together. Each message says what i
 {{- fail "model.download.revision: is empty, so what would be served is not known; give the commit of the repository" -}}
 {{- end -}}
 
-{{- if gt (int .Values.replicas) 1 -}}
+{{- if gt (int $facts.nodes) 1 -}}
+{{- if not .Values.auth.sidecarTokenSecret.name -}}
+{{- fail (printf "auth.sidecarTokenSecret.name: is empty, and the %d nodes of profile %s know each other by that token; make one: kubectl create secret generic kimi-k3-sidecar --from-literal=token=$(openssl rand -hex 32)" (int $facts.nodes) .Values.profile) -}}
+{{- end -}}
+{{- include "kimi-k3.needs" (list . "leaderworkerset.x-k8s.io/v1" (printf "profile: %s has %d nodes, and" .Values.profile (int $facts.nodes)) "LeaderWorkerSet" "use a profile of one node") -}}
+{{- end -}}
+
+{{- if gt $pods 1 -}}
 {{- $claims := dict -}}
 {{- if $model.download.enabled -}}{{- $_ := set $claims "model.download.accessModes" $model.download.accessModes -}}{{- end -}}
 {{- range $name := list "state" "cache" -}}
 {{- $volume := index $.Values.storage $name -}}
 {{- if $volume.persistent -}}
 {{- if eq $name "state" -}}
-{{- fail "storage.state.persistent: the journal is one deployment's, and several replicas would write into one; set it to false, or replicas=1" -}}
+{{- fail "storage.state.persistent: the journal is one pod's, and several would write into one; set it to false, or use one replica and one node" -}}
 {{- end -}}
 {{- $_ := set $claims (printf "storage.%s.accessModes" $name) $volume.accessModes -}}
 {{- end -}}
 {{- end -}}
 {{- range $name, $modes := $claims -}}
 {{- if not (or (has "ReadWriteMany" $modes) (has "ReadOnlyMany" $modes)) -}}
-{{- fail (printf "%s: [%s] attaches the volume to one node, and %d replicas need it on several; use ReadWriteMany, or replicas=1" $name (join ", " $modes) (int $.Values.replicas)) -}}
+{{- fail (printf "%s: [%s] attaches the volume to one node, and %d pods need it on several; use ReadWriteMany, or replicas=1" $name (join ", " $modes) $pods) -}}
 {{- end -}}
 {{- end -}}
 {{- if $model.existingClaim -}}
@@ -53,7 +60,7 @@ What no schema can say: values that do not go together. Each message says what i
 {{- if $claim -}}
 {{- $modes := $claim.spec.accessModes -}}
 {{- if not (or (has "ReadWriteMany" $modes) (has "ReadOnlyMany" $modes)) -}}
-{{- fail (printf "model.existingClaim: %s is [%s], which one node attaches, and %d replicas need it on several; use a claim with ReadWriteMany, or replicas=1" $model.existingClaim (join ", " $modes) (int .Values.replicas)) -}}
+{{- fail (printf "model.existingClaim: %s is [%s], which one node attaches, and %d pods need it on several; use a claim with ReadWriteMany, or replicas=1" $model.existingClaim (join ", " $modes) $pods) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
@@ -108,7 +115,7 @@ What no schema can say: values that do not go together. Each message says what i
 {{- if .Values.tls.secretName -}}
 {{- fail "gateway.httpRoute.enabled: a route speaks plain HTTP to the pods, and tls.secretName makes them expect TLS; leave one out, and let the gateway end TLS" -}}
 {{- end -}}
-{{- include "kimi-k3.needs" (list . "gateway.networking.k8s.io/v1" "gateway.httpRoute.enabled" "the Gateway API") -}}
+{{- include "kimi-k3.needs" (list . "gateway.networking.k8s.io/v1" "gateway.httpRoute.enabled:" "the Gateway API" "set it to false") -}}
 {{- end -}}
 {{- if $gateway.inferencePool.enabled -}}
 {{- if .Values.tls.secretName -}}
@@ -117,7 +124,7 @@ What no schema can say: values that do not go together. Each message says what i
 {{- if not $gateway.inferencePool.endpointPicker.name -}}
 {{- fail "gateway.inferencePool.endpointPicker.name: is empty; name the Service of the endpoint picker" -}}
 {{- end -}}
-{{- include "kimi-k3.needs" (list . "inference.networking.k8s.io/v1" "gateway.inferencePool.enabled" "the Gateway API Inference Extension") -}}
+{{- include "kimi-k3.needs" (list . "inference.networking.k8s.io/v1" "gateway.inferencePool.enabled:" "the Gateway API Inference Extension" "set it to false") -}}
 {{- end -}}
 {{- end -}}
 
@@ -125,6 +132,6 @@ What no schema can say: values that do not go together. Each message says what i
 {{- define "kimi-k3.needs" -}}
 {{- $root := index . 0 -}}
 {{- if not ($root.Capabilities.APIVersions.Has (index . 1)) -}}
-{{- fail (printf "%s: this cluster has no %s (%s); install it, or set it to false" (index . 2) (index . 3) (index . 1)) -}}
+{{- fail (printf "%s this cluster has no %s (%s); install it, or %s" (index . 2) (index . 3) (index . 1) (index . 4)) -}}
 {{- end -}}
 {{- end -}}

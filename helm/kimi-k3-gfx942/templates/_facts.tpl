@@ -19,7 +19,7 @@ What the templates know, as JSON: the profile's facts, and what the values make 
       "enginePort" (int $known.ports.engine)
       "sidecarPort" (int $known.ports.sidecar)
       "gpus" (int $profile.gpusPerNode)
-      "nodes" (int $profile.nodes)
+      "nodes" (.Values.overrides.nodes | default $profile.nodes | int)
       "deviceIds" $profile.deviceIds
       "gpuNames" $profile.gpuNames
       "notStartable" ($profile.notStartable | default "")

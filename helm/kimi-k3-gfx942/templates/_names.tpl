@@ -42,6 +42,14 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 app.kubernetes.io/component: engine
 {{- end -}}
 
+{{/* All pods of a deployment over several nodes, of which those with the API are "engine". */}}
+{{- define "kimi-k3.nodesSelector" -}}
+matchLabels:
+  {{- include "kimi-k3.selector" . | nindent 2 }}
+matchExpressions:
+  - {key: app.kubernetes.io/component, operator: In, values: [engine, worker]}
+{{- end -}}
+
 {{- define "kimi-k3.serviceAccount" -}}
 {{- .Values.serviceAccount.name | default (include "kimi-k3.fullname" .) -}}
 {{- end -}}

@@ -1,20 +1,33 @@
 {{/*
-The pod: first the sidecar, which stays, then what must hold before a start, then the engine.
+The pod: first the sidecar, which stays, then what must hold before a start, then the engine. A list: the root, and the
+pod's component, "engine" or, on a node without an API, "worker".
 */}}
 {{- define "kimi-k3.pod" -}}
+{{- $component := index . 1 -}}
+{{- with index . 0 -}}
 {{- $facts := include "kimi-k3.facts" . | fromJson -}}
 metadata:
   # No version: a new chart must not restart what it does not change.
   labels:
-    {{- include "kimi-k3.engineSelector" . | nindent 4 }}
+    {{- include "kimi-k3.selector" . | nindent 4 }}
+    app.kubernetes.io/component: {{ $component }}
   annotations:
     kubectl.kubernetes.io/default-container: engine
+    {{- if gt (int $facts.nodes) 1 }}
+    {{- with .Values.multiNode.podAnnotations }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+    {{- end }}
 spec:
   serviceAccountName: {{ include "kimi-k3.serviceAccount" . | quote }}
   automountServiceAccountToken: false
   # A Service called vllm would become VLLM_PORT, which vLLM takes for its own.
   enableServiceLinks: false
   terminationGracePeriodSeconds: {{ int $facts.grace }}
+  {{- if and (gt (int $facts.nodes) 1) .Values.multiNode.hostNetwork }}
+  hostNetwork: true
+  dnsPolicy: ClusterFirstWithHostNet
+  {{- end }}
   {{- include "kimi-k3.pullSecrets" . | nindent 2 }}
   {{- include "kimi-k3.placement" . | nindent 2 }}
   securityContext:
@@ -124,6 +137,7 @@ spec:
   volumes:
     {{- include "kimi-k3.volumes" . | nindent 4 }}
 {{- end -}}
+{{- end -}}
 
 {{/* What is served, as `kimi-k3 serve` and `kimi-k3 preflight` take it. */}}
 {{- define "kimi-k3.chosen" -}}
@@ -155,6 +169,14 @@ spec:
 - --start-timeout={{ int $facts.start }}
 - --drain-timeout={{ int $facts.drain }}
 - --readiness-delay={{ int $facts.delay }}
+{{- if gt (int $facts.nodes) 1 }}
+- --node-rank=$(LWS_WORKER_INDEX)
+- --leader-address=$(LWS_LEADER_ADDRESS)
+- {{ printf "--leader-sidecar=%s://$(LWS_LEADER_ADDRESS):%d" (include "kimi-k3.scheme" .) (int $facts.sidecarPort) | quote }}
+{{- if and .Values.tls.secretName .Values.tls.caKey }}
+- {{ printf "--ca-file=/run/secrets/tls/%s" .Values.tls.caKey | quote }}
+{{- end }}
+{{- end }}
 {{- if .Values.auth.apiKeySecret.name }}
 - --api-key-file=/run/secrets/engine/api-key
 {{- end }}
@@ -166,13 +188,23 @@ spec:
 
 {{/* What all containers of the engine's image have in common. */}}
 {{- define "kimi-k3.engineContainer" -}}
+{{- $several := include "kimi-k3.facts" . | fromJson | dig "nodes" 1 | int | lt 1 -}}
 image: {{ include "kimi-k3.image" (list . "engine") }}
 {{- with .Values.image.pullPolicy }}
 imagePullPolicy: {{ . }}
 {{- end }}
-{{- with .Values.engine.env }}
+{{- if or .Values.engine.env $several }}
 env:
-  {{- range $name, $value := . }}
+  {{- if $several }}
+  # The address by which vLLM's processes on the other nodes reach this one's.
+  - {name: VLLM_HOST_IP, valueFrom: {fieldRef: {fieldPath: status.podIP}}}
+  - {name: KIMI_K3_SIDECAR_TOKEN_FILE, value: /run/secrets/sidecar/token}
+  {{- with .Values.multiNode.networkInterface }}
+  - {name: NCCL_SOCKET_IFNAME, value: {{ . | quote }}}
+  - {name: GLOO_SOCKET_IFNAME, value: {{ . | quote }}}
+  {{- end }}
+  {{- end }}
+  {{- range $name, $value := .Values.engine.env }}
   - {name: {{ $name }}, value: {{ toString $value | quote }}}
   {{- end }}
 {{- end }}
@@ -189,6 +221,9 @@ volumeMounts:
   {{- if .Values.auth.apiKeySecret.name }}
   - {name: api-key, mountPath: /run/secrets/engine, readOnly: true}
   {{- end }}
+  {{- if $several }}
+  - {name: sidecar-token, mountPath: /run/secrets/sidecar, readOnly: true}
+  {{- end }}
   {{- if .Values.tls.secretName }}
   - {name: tls, mountPath: /run/secrets/tls, readOnly: true}
   {{- end }}
@@ -196,11 +231,16 @@ volumeMounts:
 
 {{/* CPU and memory as given, and the profile's GPUs, which are the same in requests and limits. */}}
 {{- define "kimi-k3.engineResources" -}}
-{{- $gpus := include "kimi-k3.facts" . | fromJson | dig "gpus" 0 | int -}}
+{{- $facts := include "kimi-k3.facts" . | fromJson -}}
+{{- $devices := dict -}}
+{{- if int $facts.gpus -}}{{- $_ := set $devices .Values.engine.gpuResource (toString (int $facts.gpus)) -}}{{- end -}}
+{{- if gt (int $facts.nodes) 1 -}}
+{{- range $name, $count := .Values.multiNode.rdmaResources -}}{{- $_ := set $devices $name (toString $count) -}}{{- end -}}
+{{- end -}}
 {{- $resources := deepCopy .Values.engine.resources -}}
-{{- if $gpus -}}
+{{- if $devices -}}
 {{- range $kind := list "requests" "limits" -}}
-{{- $_ := set $resources $kind (merge (dict $.Values.engine.gpuResource (toString $gpus)) (index $resources $kind | default dict)) -}}
+{{- $_ := set $resources $kind (merge (deepCopy $devices) (index $resources $kind | default dict)) -}}
 {{- end -}}
 {{- end -}}
 {{- toYaml $resources -}}

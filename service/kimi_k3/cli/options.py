@@ -46,6 +46,13 @@ Settings = Annotated[
     typer.Option("--set", metavar="name=value", help="Change the profile, e.g. max-model-len=65536."),
 ]
 TensorParallelSize = Annotated[int | None, typer.Option(help="Ranks, up to 1024. Default: the profile's.")]
+NodeRank = Annotated[
+    int | None, typer.Option(help="Which node this is, of a profile for several; 0 serves the API.")
+]
+LeaderAddress = Annotated[
+    str | None,
+    typer.Option(metavar="<host>", help="Where all nodes reach node 0, which also says it to itself."),
+]
 MaxModelLen = Annotated[int | None, typer.Option(help="Tokens of prompt and answer.")]
 MaxNumSeqs = Annotated[int | None, typer.Option(help="Requests at a time, at most 65536.")]
 

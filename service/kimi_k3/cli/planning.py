@@ -12,8 +12,10 @@ from kimi_k3.cli.options import (
     AcceptLossy,
     CheckpointConfig,
     CheckpointIfAny,
+    LeaderAddress,
     MaxModelLen,
     MaxNumSeqs,
+    NodeRank,
     Settings,
     StateDir,
     TensorParallelSize,
@@ -39,6 +41,8 @@ def plan(
     storage: Annotated[
         float | None, typer.Option(help="GB per second that the storage delivers, to tell the time.")
     ] = None,
+    node_rank: NodeRank = None,
+    leader_address: LeaderAddress = None,
     accept_lossy: AcceptLossy = False,
     as_json: Annotated[bool, typer.Option("--json", help="The figures as JSON.")] = False,
 ) -> int:
@@ -60,6 +64,8 @@ def plan(
                 tensor_parallel_size=tensor_parallel_size,
                 max_model_len=max_model_len,
                 max_num_seqs=max_num_seqs,
+                node_rank=node_rank,
+                leader_address=leader_address,
                 settings=tuple(settings or ()),
             ),
             profile=profile,

@@ -12,10 +12,13 @@ from kimi_k3.cli.options import (
     AcceptLossy,
     AllowNonfinite,
     AsJson,
+    CaFile,
     Checkpoint,
+    LeaderAddress,
     MaxModelLen,
     MaxNumSeqs,
     NegativeScale,
+    NodeRank,
     RuleIfAny,
     Settings,
     StateDir,
@@ -55,6 +58,15 @@ def serve(
     max_model_len: MaxModelLen = None,
     max_num_seqs: MaxNumSeqs = None,
     dtype: Annotated[str | None, typer.Option(help="Type of activations and other weights.")] = None,
+    node_rank: NodeRank = None,
+    leader_address: LeaderAddress = None,
+    leader_sidecar: Annotated[
+        str | None,
+        typer.Option(
+            metavar="<url>", help="Node 0's sidecar. Default: port 8001 at its address.", show_default=False
+        ),
+    ] = None,
+    ca_file: CaFile = None,
     state_dir: StateDir = None,
     api_key_file: Annotated[
         str | None, typer.Option(metavar="<path>", help="File with the API key. Also: KIMI_K3_API_KEY.")
@@ -120,6 +132,8 @@ def serve(
             None if tls_key_file is None else given_path("--tls-key-file", tls_key_file, absolute=True),
             names=("--tls-cert-file", "--tls-key-file"),
         ),
+        node_rank=node_rank,
+        leader_address=leader_address,
         settings=tuple(settings or ()),
     )
     return serve_with(
@@ -129,6 +143,8 @@ def serve(
         api_key_file=None if api_key_file is None else given_path("--api-key-file", api_key_file),
         wait_vram=wait_vram,
         probe_compile=probe_compile,
+        leader_sidecar=leader_sidecar,
+        leader_authorities=None if ca_file is None else given_path("--ca-file", ca_file),
         dry_run=dry_run,
     )
 

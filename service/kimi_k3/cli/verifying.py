@@ -50,7 +50,7 @@ def smoke(
     from kimi_k3.plan.options import choose
     from kimi_k3.plan.secret import read_api_key
     from kimi_k3.verify.smoke import Target, run_smoke
-    from kimi_k3.watch.address import read_token, sidecar_url
+    from kimi_k3.words.sidecar import read_token, sidecar_url
     from kimi_k3.words.weights import Weights
 
     base = sidecar_url(engine)

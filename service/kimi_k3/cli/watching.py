@@ -37,8 +37,8 @@ def watch(
     The exit code is 0 if it is ready, 10 if not yet, 11 if it has ended or failed, 12 if the sidecar does not
     answer.
     """
-    from kimi_k3.watch.address import read_token, sidecar_url
     from kimi_k3.watch.command import Request, run_watch
+    from kimi_k3.words.sidecar import read_token, sidecar_url
 
     if timeout is not None and not (wait and 0 <= timeout <= 7 * 24 * 3600):
         raise OperatorError(

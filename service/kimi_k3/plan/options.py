@@ -12,6 +12,7 @@ from kimi_k3.errors import ExitCode, OperatorError, nearest
 from kimi_k3.plan.budget import hang_timeout_seconds
 from kimi_k3.plan.consent import require_consent
 from kimi_k3.plan.launch import Deployment
+from kimi_k3.plan.nodes import place
 from kimi_k3.plan.overrides import changed
 from kimi_k3.profiles.schema import Profile
 from kimi_k3.words.given import require_text
@@ -56,6 +57,8 @@ class Options:
     readiness_delay: float | None = None
     hang_timeout: float | None = None
     tls: Certificate | None = None
+    node_rank: int | None = None
+    leader_address: str | None = None
     settings: tuple[str, ...] = ()
 
 
@@ -125,6 +128,7 @@ def decide(
         ),
         guarded=guarded,
         tls=options.tls,
+        place=place(profile, options.node_rank, options.leader_address),
     )
 
 

@@ -13,12 +13,11 @@ def require_startable(profile: Profile) -> None:
     Without this, a start would leave out what it cannot say, and serve something else or fail an hour later.
 
     Raises:
-        OperatorError: it spans several nodes, needs a second checkpoint, or has ranks that the supervisor
-            does not follow.
+        OperatorError: it needs a second checkpoint.
     """
     if profile.not_startable is not None:
         raise OperatorError(
             f"--profile {profile.name}: {profile.not_startable}",
-            remedy="take a profile of one node, one checkpoint and tensor parallelism, e.g. --profile ep8",
+            remedy="take a profile of one checkpoint, e.g. --profile ep8",
             exit_code=ExitCode.USAGE,
         )

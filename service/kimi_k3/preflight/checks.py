@@ -138,7 +138,7 @@ def uses_of(subject: Subject) -> frozenset[Use] | None:
 
 
 def _cores(machine: Machine, subject: Subject) -> Finding:
-    ranks = subject.deployment.tensor_parallel_size
+    ranks = subject.ranks_here
     what = f"{len(machine.cores)} for {ranks} {'rank' if ranks == 1 else 'ranks'}"
     return _asked(CORES, what, lambda: check_cores(machine.cores, ranks))
 

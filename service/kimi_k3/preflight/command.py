@@ -115,7 +115,7 @@ def look(request: Request, profile: Profile, machine: Machine) -> Iterator[Findi
 def _subject(
     request: Request, deployment: Deployment, checkpoint: Checkpoint | None, machine: Machine
 ) -> Subject:
-    ranks = deployment.tensor_parallel_size
+    ranks = deployment.profile.ranks_per_node
     launch = build_launch(
         deployment,
         # Enough cores for the launch to be made; whether there are is a check.

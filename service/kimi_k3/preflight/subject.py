@@ -48,9 +48,7 @@ class Subject:
     @property
     def ranks_here(self) -> int:
         """Ranks on this node."""
-        profile = self.profile
-        ranks = self.deployment.tensor_parallel_size * profile.pipeline_parallel_size
-        return ranks * profile.data_parallel_size // profile.nodes
+        return self.profile.ranks_per_node
 
     def variables(self, inherited: Mapping[str, str]) -> dict[str, str]:
         """The environment that vLLM will have."""

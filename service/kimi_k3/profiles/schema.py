@@ -166,6 +166,11 @@ class Profile(_Strict):
         return self.tensor_parallel_size * self.pipeline_parallel_size * self.data_parallel_size
 
     @property
+    def ranks_per_node(self) -> int:
+        """Those of one node."""
+        return self.ranks // self.nodes
+
+    @property
     def uses_plugin(self) -> bool:
         """Whether the engine plugin loads and reports; not on gfx950, where vLLM serves MXFP4 by itself."""
         return self.gpu is None or self.gpu.architecture is Architecture.GFX942
@@ -178,15 +183,8 @@ class Profile(_Strict):
     @property
     def not_startable(self) -> str | None:
         """Why ``kimi-k3 serve`` cannot start it yet; ``None`` if it can."""
-        if self.nodes > 1:
-            return f"spans {self.nodes} nodes, and one start here is one node"
         if self.needs_draft:
             return "needs a second checkpoint, a draft, which cannot be named yet"
-        if self.ranks > self.tensor_parallel_size:
-            return (
-                f"has {self.ranks} ranks on one node, and a start here follows those of tensor parallelism, "
-                f"{self.tensor_parallel_size}"
-            )
         return None
 
     @field_validator("flags")

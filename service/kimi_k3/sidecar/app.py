@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from datetime import datetime
 from typing import Annotated
 
@@ -21,6 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from kimi_k3 import __version__
 from kimi_k3.errors import nearest
 from kimi_k3.host import Places
+from kimi_k3.journal.models import NodeReport, RankRecord, SupervisorRecord
 from kimi_k3.journal.writer import now as utc_now
 from kimi_k3.sidecar.acknowledgement import (
     ACKNOWLEDGEMENTS_FILE,
@@ -45,6 +46,7 @@ from kimi_k3.sidecar.description import (
     CONVERSION,
     EVENTS,
     FORGOTTEN,
+    HEARD,
     MEMORY,
     METRICS,
     READINESS,
@@ -55,6 +57,7 @@ from kimi_k3.sidecar.description import (
 )
 from kimi_k3.sidecar.events import Events
 from kimi_k3.sidecar.guard import Guard
+from kimi_k3.sidecar.nodes import heard, heard_of_rank, require_token
 from kimi_k3.sidecar.page import page
 from kimi_k3.sidecar.problems import install_problems
 from kimi_k3.sidecar.samples import Observation
@@ -67,6 +70,8 @@ MAX_LISTENERS = 200
 """Of /events at a time; each costs a connection and a few wake-ups a second."""
 
 
+NodeNumber = Annotated[int, Path(description="Of the deployment, from 1 on; 0 is this one.", examples=[1])]
+RankNumber = Annotated[int, Path(description="Of the deployment.", examples=[8])]
 WarningId = Annotated[str, Path(description="As /warnings tells it.", examples=["lossy-weights"])]
 
 
@@ -171,6 +176,30 @@ def create_app(
         """What to know or to mend, with a stable id each; empty for a healthy lossless deployment."""
         return await answers.get("warnings")
 
+    @app.put("/nodes/{node}", responses=HEARD)
+    async def node(node: NodeNumber, report: NodeReport) -> SupervisorRecord:
+        """What another node of the deployment tells of itself; answers with the first node's record.
+
+        Told by `kimi-k3 serve` on each other node, once a second. Needs a token.
+        """
+        require_token(token)
+        async with changing:
+            state = await observer.state()
+            with _kept():
+                return await run_in_threadpool(
+                    heard, settings.state_dir, state.journal, node, report, clock()
+                )
+
+    @app.put("/nodes/{node}/ranks/{rank}", status_code=204, responses=HEARD)
+    async def rank_of_node(node: NodeNumber, rank: RankNumber, record: RankRecord) -> None:
+        """What a rank on another node reports. Needs a token."""
+        require_token(token)
+        state = await observer.state()
+        with _kept():
+            await run_in_threadpool(
+                heard_of_rank, settings.state_dir, state.journal, node, rank, record, clock()
+            )
+
     @app.post("/warnings/{warning_id}/acknowledgement", responses=ACKNOWLEDGED)
     async def acknowledge(warning_id: WarningId, seen: Seen) -> Advice:
         """Say that you know of a warning. It is kept with your name, and survives restarts.
@@ -221,6 +250,17 @@ def create_app(
     app.add_route("/", page)
     describe(app)
     return app
+
+
+@contextlib.contextmanager
+def _kept() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        why = error.strerror or type(error).__name__
+        raise HTTPException(
+            503, f"what a node tells cannot be kept: {why}; give the sidecar a writable state directory"
+        ) from None
 
 
 def _scrape(registry: SidecarRegistry, form: Format) -> Callable[[State], Answer]:

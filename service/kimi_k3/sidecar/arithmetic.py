@@ -6,7 +6,8 @@ from __future__ import annotations
 import math
 from datetime import datetime
 
-from kimi_k3.journal.models import STALE_AFTER_SECONDS, SupervisorRecord
+from kimi_k3.journal.models import NODE_SILENT_SECONDS, STALE_AFTER_SECONDS, NodeRecord, SupervisorRecord
+from kimi_k3.journal.reader import Journal
 
 
 def finite(value: float | None) -> float | None:
@@ -41,3 +42,12 @@ def is_fresh(supervisor: SupervisorRecord, now: datetime) -> bool:
     two heartbeats. One from far ahead is no sign of life, or it would stay fresh until then.
     """
     return abs((now - supervisor.updated_at).total_seconds()) <= STALE_AFTER_SECONDS
+
+
+def silent_nodes(journal: Journal, now: datetime) -> list[NodeRecord]:
+    """The nodes that have not been heard of for a while; none while the journal can take no record."""
+    if journal.unwritable is not None:
+        return []
+    return [
+        node for node in journal.nodes if abs((now - node.heard_at).total_seconds()) > NODE_SILENT_SECONDS
+    ]

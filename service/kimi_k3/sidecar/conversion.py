@@ -121,7 +121,7 @@ def conversion_view(journal: Journal) -> Conversion:
         )
     converted = conversions_by_key(journal.ranks)
     missing = missing_conversions(journal)
-    expected = supervisor.expected_conversions() * supervisor.world_size
+    expected = supervisor.all_expected_conversions()
     done = expected - sum(len(entry.ranks) for entry in missing)
     return Conversion(
         weights=supervisor.weights,
@@ -130,7 +130,7 @@ def conversion_view(journal: Journal) -> Conversion:
         requantisation=_requantisation(journal, supervisor),
         progress=ConversionProgress(done=done, expected=expected, fraction=ratio(done, expected)),
         total=merged_loss([one for by_rank in converted.values() for one in by_rank.values()]),
-        layers=[_layer(key, by_rank, supervisor.world_size) for key, by_rank in sorted(converted.items())],
+        layers=[_layer(key, by_rank, supervisor) for key, by_rank in sorted(converted.items())],
         missing=missing,
     )
 
@@ -153,7 +153,7 @@ def missing_conversions(journal: Journal) -> list[MissingConversion]:
     missing = []
     for layer in supervisor.checkpoint.moe_layers:
         for projection in Projection:
-            ranks = _missing_ranks(converted.get((layer, projection), {}), supervisor.world_size)
+            ranks = _missing_ranks(layer, converted.get((layer, projection), {}), supervisor)
             if ranks:
                 missing.append(MissingConversion(layer=layer, projection=projection, ranks=ranks))
     return missing
@@ -165,16 +165,18 @@ def _requantisation(journal: Journal, supervisor: SupervisorRecord) -> Requantis
     return done.pop() if len(done) == 1 else supervisor.requantisation
 
 
-def _missing_ranks(by_rank: dict[int, ProjectionConversion], world_size: int) -> list[int]:
-    return [rank for rank in range(world_size) if rank not in by_rank]
+def _missing_ranks(
+    layer: int, by_rank: dict[int, ProjectionConversion], supervisor: SupervisorRecord
+) -> list[int]:
+    return [rank for rank in supervisor.ranks_with(layer) if rank not in by_rank]
 
 
-def _layer(key: Key, by_rank: dict[int, ProjectionConversion], world_size: int) -> LayerLoss:
+def _layer(key: Key, by_rank: dict[int, ProjectionConversion], supervisor: SupervisorRecord) -> LayerLoss:
     layer, projection = key
     return LayerLoss(
         layer=layer,
         projection=projection,
-        missing_ranks=_missing_ranks(by_rank, world_size),
+        missing_ranks=_missing_ranks(layer, by_rank, supervisor),
         ranks=[_rank_loss(rank, one) for rank, one in by_rank.items()],
         **_sums(list(by_rank.values())),
     )

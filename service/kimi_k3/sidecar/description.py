@@ -67,6 +67,17 @@ ACKNOWLEDGED: Answers = {
     409: _problem("It cannot be acknowledged, only mended."),
     **_CHANGES,
 }
+HEARD: Answers = {
+    403: _problem("The sidecar asks for no token, so it hears nobody."),
+    408: _problem("The body came too slowly."),
+    409: _problem("There is no start to be part of, or another one than the node's."),
+    413: _problem("The body is too large."),
+    422: _problem(
+        "The body is not understood: the node runs another version, or is none of this deployment."
+    ),
+    503: _problem("It cannot be kept: the state directory is full or read-only."),
+    **_UNKNOWN,
+}
 FORGOTTEN: Answers = {204: {"description": "Nobody has acknowledged it now."}, **_CHANGES}
 EVENTS: Answers = {
     200: {

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from kimi_k3.journal.reader import MAX_RECORD_BYTES
 from kimi_k3.sidecar.connection import MAX_HEAD_BYTES
 from kimi_k3.sidecar.problems import problem
 from kimi_k3.sidecar.readiness import RETRY_AFTER_SECONDS
@@ -18,6 +19,9 @@ PROBES = ("/livez", "/startupz", "/readyz")
 
 OPEN = (*PROBES, "/")
 """The page holds nothing of the deployment; what it shows it asks for with the token."""
+
+NODES = "/nodes/"
+"""Below it other nodes tell what their ranks report, in records."""
 
 MAX_BODY_BYTES = 16 * 1024
 """An acknowledgement is a name and a note, each character perhaps escaped in twelve bytes."""
@@ -70,18 +74,19 @@ class Guard:
             await self._app(scope, receive, send)
             return
         try:
+            most = MAX_RECORD_BYTES if scope["path"].startswith(NODES) else MAX_BODY_BYTES
             async with asyncio.timeout(BODY_SECONDS):
-                body = await _body(receive)
+                body = await _body(receive, most)
         except TimeoutError:
             await problem(408, f"the body did not come within {BODY_SECONDS:g} s")(scope, receive, send)
             return
         if body is None:
-            await problem(413, f"the body is larger than {MAX_BODY_BYTES} bytes")(scope, receive, send)
+            await problem(413, f"the body is larger than {most} bytes")(scope, receive, send)
             return
         await self._app(scope, _replay(body, receive), send)
 
 
-async def _body(receive: Receive) -> bytes | None:
+async def _body(receive: Receive, most: int) -> bytes | None:
     """The whole body; ``None`` if it is too large."""
     body = bytearray()
     while True:
@@ -89,7 +94,7 @@ async def _body(receive: Receive) -> bytes | None:
         if message["type"] != "http.request":
             return bytes(body)
         body += message.get("body", b"")
-        if len(body) > MAX_BODY_BYTES:
+        if len(body) > most:
             return None
         if not message.get("more_body", False):
             return bytes(body)

@@ -43,7 +43,7 @@ INFO = Metric(
     "kimi_k3_deployment_info",
     "info",
     "What is served and how; an empty label does not apply. Absent without a supervisor's record.",
-    ("profile", "weights", "scale_rule", "consent", "served_model_name"),
+    ("profile", "weights", "scale_rule", "consent", "served_model_name", "node"),
 )
 READY = Metric(
     "kimi_k3_ready",
@@ -54,8 +54,14 @@ READY = Metric(
 LOSSY = Metric(
     "kimi_k3_lossy", "gauge", "1 when the served experts differ from the checkpoint's values, else 0."
 )
-WORLD_SIZE = Metric("kimi_k3_ranks_expected", "gauge", "Ranks (GPUs) of the deployment.")
+WORLD_SIZE = Metric(
+    "kimi_k3_ranks_expected",
+    "gauge",
+    "Ranks (GPUs) of the deployment; as all of ranks, told by the first node.",
+)
 RANKS = Metric("kimi_k3_ranks", "gauge", "Ranks that have reported in this start.")
+NODES_EXPECTED = Metric("kimi_k3_nodes_expected", "gauge", "Nodes of the deployment.")
+NODES = Metric("kimi_k3_nodes", "gauge", "Nodes that are part of this start.")
 WARNINGS = Metric(
     "kimi_k3_warnings", "gauge", "Warnings that stand now, as /warnings lists them.", ("code", "severity")
 )

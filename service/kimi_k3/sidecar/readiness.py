@@ -8,6 +8,7 @@ only a warning, and whether it serves is asked of the engine itself.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import datetime
 from enum import StrEnum
 
@@ -15,7 +16,7 @@ from pydantic import Field
 
 from kimi_k3.journal.models import SUPERVISOR_FILE
 from kimi_k3.journal.reader import Journal
-from kimi_k3.sidecar.arithmetic import is_fresh
+from kimi_k3.sidecar.arithmetic import is_fresh, silent_nodes
 from kimi_k3.sidecar.view import EngineHealth, View
 from kimi_k3.words.phases import Phase
 
@@ -32,6 +33,10 @@ class ReasonCode(StrEnum):
     DRAINING = "draining"
     ENDED = "ended"
     CANARY_MISSING = "canary-missing"
+    NODE_MISSING = "node-missing"
+    NODE_SILENT = "node-silent"
+    NODE_STOPS = "node-stops"
+    NODE_STALLED = "node-stalled"
     ENGINE_UNKNOWN = "engine-unknown"
     ENGINE_UNHEALTHY = "engine-unhealthy"
     ENGINE_STALLED = "engine-stalled"
@@ -56,7 +61,7 @@ class Readiness(View):
 def readiness_view(journal: Journal, health: EngineHealth | None, now: datetime) -> Readiness:
     """What ``/readyz`` answers; ``health`` is the engine's answer just now."""
     reasons = journal_reasons(journal, now)
-    if journal.supervisor is not None:
+    if journal.supervisor is not None and not journal.supervisor.headless:
         if health is None:
             reasons.append(Reason(code=ReasonCode.ENGINE_UNKNOWN, message="The engine was not asked."))
         elif not health.healthy:
@@ -115,7 +120,11 @@ def journal_reasons(journal: Journal, now: datetime) -> list[Reason]:
                 message="Requests make no progress, or one of the engine's processes is stopped.",
             )
         )
+    reasons += _of_nodes(journal, now)
     canary = supervisor.canary
+    if supervisor.headless:
+        # The first node asked, and its answer is why this one's phase is ready.
+        return reasons
     if canary is None or canary.at < supervisor.started_at:
         reasons.append(
             Reason(
@@ -124,3 +133,19 @@ def journal_reasons(journal: Journal, now: datetime) -> list[Reason]:
             )
         )
     return reasons
+
+
+def _of_nodes(journal: Journal, now: datetime) -> Iterator[Reason]:
+    """What the other nodes have told the first one, or have not."""
+    if absent := journal.absent_nodes:
+        listed = ", ".join(map(str, absent))
+        yield Reason(code=ReasonCode.NODE_MISSING, message=f"Node {listed} has not joined.")
+    for node in silent_nodes(journal, now):
+        yield Reason(code=ReasonCode.NODE_SILENT, message=f"Node {node.node} no longer tells how it does.")
+    for node in journal.nodes:
+        if node.superseded or node.supervisor.phase in (Phase.DRAINING, Phase.STOPPED, Phase.FAILED):
+            yield Reason(
+                code=ReasonCode.NODE_STOPS, message=f"Node {node.node} stops, or has ended or begun anew."
+            )
+        elif node.supervisor.stalled_since is not None:
+            yield Reason(code=ReasonCode.NODE_STALLED, message=f"A process of node {node.node} is stopped.")

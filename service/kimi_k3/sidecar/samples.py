@@ -61,7 +61,7 @@ def present_samples(observation: Observation) -> Iterator[Sample]:
 
 def conversion_samples(journal: Journal) -> Iterator[Sample]:
     """What the conversion did, by layer and projection: most of all series, and the same once it is over."""
-    if journal.supervisor is not None:
+    if journal.supervisor is not None and not journal.supervisor.headless:
         yield from _known(_of_conversion(journal, journal.supervisor))
 
 
@@ -80,13 +80,11 @@ def _values(seen: Observation) -> Values:
         yield m.PHASE_PROGRESS, (), phase_fraction(supervisor, journal.ranks)
         yield m.PHASE_REMAINING, (), remaining_seconds(supervisor, journal.ranks, seen.now)
         yield m.LOSSY, (), served_lossy(journal)
-        yield m.RANKS, (), len(journal.ranks)
         yield m.ENGINE_FAILURES, (), len(journal.failures)
         yield m.ENGINE_STALLED, (), supervisor.stalled_since is not None
         yield from _of_plan(supervisor)
-        for record in journal.ranks:
-            yield from _of_rank(record)
-        yield from _of_progress(journal, supervisor)
+        if not supervisor.headless:
+            yield from _of_ranks(journal, supervisor)
     yield from _of_engine(seen)
     yield from _of_machine(seen.machine.host, seen.machine.cgroup)
 
@@ -98,9 +96,9 @@ def _of_start(supervisor: SupervisorRecord) -> Values:
         supervisor.requantisation.rule if supervisor.requantisation else "",
         supervisor.consent or "",
         supervisor.served_model_name,
+        str(supervisor.node),
     )
     yield m.INFO, labels, 1
-    yield m.WORLD_SIZE, (), supervisor.world_size
     yield m.START, (), supervisor.started_at.timestamp()
     yield m.HEARTBEAT, (), supervisor.updated_at.timestamp()
     for phase in Phase:
@@ -125,6 +123,17 @@ def _of_plan(supervisor: SupervisorRecord) -> Values:
         for part, size in planned:
             yield m.MEMORY_PLANNED, (part.removesuffix("_bytes"),), size
     yield m.KV_CACHE, (), supervisor.kv_cache_bytes
+
+
+def _of_ranks(journal: Journal, supervisor: SupervisorRecord) -> Values:
+    """Of all ranks, and so told by the first node alone: each series is there once for all nodes."""
+    yield m.WORLD_SIZE, (), supervisor.world_size
+    yield m.RANKS, (), len(journal.ranks)
+    yield m.NODES_EXPECTED, (), supervisor.nodes
+    yield m.NODES, (), 1 + len(journal.nodes)
+    for record in journal.ranks:
+        yield from _of_rank(record)
+    yield from _of_progress(journal, supervisor)
 
 
 def _of_rank(record: RankRecord) -> Values:
@@ -154,7 +163,7 @@ def _of_progress(journal: Journal, supervisor: SupervisorRecord) -> Values:
     silent = dict.fromkeys(_silent_ranks(journal, supervisor), 0)
     for rank, count in sorted((silent | done).items()):
         yield m.CONVERSION_PROJECTIONS, (str(rank),), count
-        yield m.CONVERSION_PROJECTIONS_EXPECTED, (str(rank),), supervisor.expected_conversions()
+        yield m.CONVERSION_PROJECTIONS_EXPECTED, (str(rank),), supervisor.expected_conversions(rank)
 
 
 def _silent_ranks(journal: Journal, supervisor: SupervisorRecord) -> list[int]:
@@ -162,7 +171,7 @@ def _silent_ranks(journal: Journal, supervisor: SupervisorRecord) -> list[int]:
     if not supervisor.ranks_report:
         return []
     present = {rank_file(record.rank) for record in journal.ranks} | {fault.file for fault in journal.faults}
-    return [rank for rank in range(supervisor.world_size) if rank_file(rank) not in present]
+    return [rank for rank in supervisor.ranks_known if rank_file(rank) not in present]
 
 
 def distrusted_rank(journal: Journal) -> bool:

@@ -15,7 +15,8 @@ from starlette.applications import Starlette
 from kimi_k3.errors import ExitCode, OperatorError
 from kimi_k3.sidecar.app import create_app
 from kimi_k3.sidecar.connection import MAX_HEAD_BYTES, Connection
-from kimi_k3.sidecar.settings import TOKEN_FILE, Settings
+from kimi_k3.sidecar.settings import Settings
+from kimi_k3.words.sidecar import TOKEN_FILE
 from kimi_k3.words.tls import Certificate
 
 _log = logging.getLogger("uvicorn.error")

@@ -14,11 +14,10 @@ from kimi_k3.errors import ExitCode, OperatorError, nearest
 from kimi_k3.words.addresses import HOST, SIDECAR_PORT
 from kimi_k3.words.environment import SIDECAR_PREFIX, default_state_dir, misunderstood
 from kimi_k3.words.secret import checked_secret, read_secret
+from kimi_k3.words.sidecar import TOKEN, TOKEN_FILE
 from kimi_k3.words.tls import Certificate, checked_certificate
 
 PREFIX = SIDECAR_PREFIX
-TOKEN = PREFIX + "TOKEN"
-TOKEN_FILE = PREFIX + "TOKEN_FILE"
 
 # What Kubernetes puts into every pod of a namespace that has a Service called "kimi-k3-sidecar".
 _SERVICE_LINK = re.compile(r"(SERVICE_HOST|SERVICE_PORT\w*|PORT_\d+_(TCP|UDP|SCTP)\w*)")

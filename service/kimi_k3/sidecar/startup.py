@@ -99,13 +99,13 @@ def phase_fraction(supervisor: SupervisorRecord, ranks: tuple[RankRecord, ...]) 
     converted anything yet has converted none of what is known to be expected.
     """
     share = None
-    if supervisor.phase is Phase.LOADING and len(ranks) >= supervisor.world_size:
+    if supervisor.phase is Phase.LOADING and len(ranks) >= len(supervisor.ranks_known):
         loading = [record.loading for record in ranks]
         done = total([part.bytes_done if part else None for part in loading])
         share = ratio(done, total([part.bytes_total if part else None for part in loading]))
     elif supervisor.phase is Phase.CONVERTING:
         converted = sum(conversions_done(record, supervisor) for record in ranks)
-        share = ratio(converted, supervisor.expected_conversions() * supervisor.world_size)
+        share = ratio(converted, supervisor.all_expected_conversions())
     elif supervisor.step is not None and supervisor.step.phase is supervisor.phase:
         share = ratio(supervisor.step.done, supervisor.step.total)
     return None if share is None else min(share, 1.0)
@@ -163,5 +163,5 @@ def rank_progress(record: RankRecord, supervisor: SupervisorRecord) -> RankProgr
         shards_done=loading.shards_done if loading else None,
         shards_total=loading.shards_total if loading else None,
         conversions_done=conversions_done(record, supervisor),
-        conversions_expected=supervisor.expected_conversions(),
+        conversions_expected=supervisor.expected_conversions(record.rank),
     )

@@ -188,9 +188,9 @@ class Observer:
 
 
 def engine_url(journal: Journal, settings: Settings) -> str | None:
-    """Whom to ask; nobody after the end, when the port may belong to somebody else."""
+    """Whom to ask; nobody after the end, when the port may belong to somebody else, or without an API."""
     supervisor = journal.supervisor
-    if supervisor is None or supervisor.ending is not None:
+    if supervisor is None or supervisor.ending is not None or supervisor.engine_url is None:
         return None
     host = settings.engine_host
     return supervisor.engine_url if host is None else at_host(supervisor.engine_url, host)

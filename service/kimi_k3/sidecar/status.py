@@ -11,7 +11,7 @@ from pydantic import Field
 from kimi_k3 import __version__
 from kimi_k3.journal.models import SCHEMA_VERSION, Canary, CheckpointSummary, Ending, SupervisorRecord
 from kimi_k3.journal.reader import Journal
-from kimi_k3.sidecar.arithmetic import is_fresh, seconds_between
+from kimi_k3.sidecar.arithmetic import is_fresh, seconds_between, silent_nodes
 from kimi_k3.sidecar.conversion import served_lossy
 from kimi_k3.sidecar.startup import describe, elapsed_seconds, phase_fraction
 from kimi_k3.sidecar.view import EngineHealth, PhaseSpan, View, phase_spans, present_phase, rank_phases
@@ -33,6 +33,8 @@ class Deployment(View):
     checkpoint: CheckpointSummary
     served_model_name: str
     world_size: int = Field(description="Ranks (GPUs) of the deployment.")
+    nodes: int = Field(description="Nodes of the deployment.")
+    node: int = Field(description="Which of them answers here; the first one, 0, speaks for all.")
     canary: Canary | None = Field(description="The completion that proved that this start can answer.")
     ending: Ending | None = Field(description="How the start ended; null while it lives.")
 
@@ -49,7 +51,7 @@ class ServedWeights(View):
 class Engine(View):
     """The vLLM that the supervisor started."""
 
-    url: str
+    url: str | None = Field(description="Of its API; null on a node that has none.")
     pid: int | None = Field(description="Process id, in the supervisor's namespace.")
     health: EngineHealth | None = Field(description="Its answer just now; null when it was not asked.")
 
@@ -64,6 +66,17 @@ class RankStatus(View):
     backend: str | None = Field(description="Which kernels compute its experts; null until it has chosen.")
     updated_at: datetime = Field(description="When it last reported; it does so on progress only.")
     history: list[PhaseSpan]
+
+
+class NodeStatus(View):
+    """Another node, as it last told the first one."""
+
+    node: int
+    start_id: str = Field(description="Names that node's own start.")
+    phase: Phase
+    heard_at: datetime = Field(description="When it last told how it does.")
+    fresh: bool = Field(description="Whether it still does.")
+    ending: Ending | None
 
 
 class Failure(View):
@@ -101,6 +114,7 @@ class Status(View):
     weights: ServedWeights | None
     engine: Engine | None
     ranks: list[RankStatus] = Field(description="Ranks that have reported.")
+    nodes: list[NodeStatus] = Field(description="The other nodes that have joined; only the first one knows.")
     failures: list[Failure] = Field(description="Failures that the engine reported, oldest first.")
     faults: list[UntrustedFile] = Field(description="Files of the state directory that were left out.")
     versions: Versions
@@ -129,6 +143,17 @@ def status_view(journal: Journal, health: EngineHealth | None, now: datetime) ->
             )
             for record in journal.ranks
         ],
+        nodes=[
+            NodeStatus(
+                node=record.node,
+                start_id=record.supervisor.start_id,
+                phase=record.supervisor.phase,
+                heard_at=record.heard_at,
+                fresh=record not in silent_nodes(journal, now),
+                ending=record.supervisor.ending,
+            )
+            for record in journal.nodes
+        ],
         failures=[
             Failure(pid=failure.pid, at=failure.at, what=failure.what, remedy=failure.remedy)
             for failure in journal.failures
@@ -151,6 +176,8 @@ def _deployment(supervisor: SupervisorRecord, now: datetime) -> Deployment:
         checkpoint=supervisor.checkpoint,
         served_model_name=supervisor.served_model_name,
         world_size=supervisor.world_size,
+        nodes=supervisor.nodes,
+        node=supervisor.node,
         canary=supervisor.canary,
         ending=supervisor.ending,
     )

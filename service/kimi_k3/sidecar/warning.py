@@ -18,7 +18,7 @@ from pydantic import Field
 from kimi_k3.journal.models import SupervisorRecord, relative_mse
 from kimi_k3.journal.reader import Journal
 from kimi_k3.sidecar.acknowledgement import Acknowledgement, Acknowledgements
-from kimi_k3.sidecar.arithmetic import is_fresh, seconds_between
+from kimi_k3.sidecar.arithmetic import is_fresh, seconds_between, silent_nodes
 from kimi_k3.sidecar.conversion import missing_conversions
 from kimi_k3.sidecar.view import EngineHealth, View
 from kimi_k3.words.phases import Phase
@@ -154,6 +154,18 @@ RANK_MISSING = WarningKind(
     Severity.CRITICAL,
     "Of {world_size} ranks {missing} have not reported although loading began: {ranks}.",
     "Look at the engine's log for workers that died or hang.",
+)
+NODE_MISSING = WarningKind(
+    "node-missing",
+    Severity.CRITICAL,
+    "Of {nodes} nodes {missing} have not joined although loading began: node {which}.",
+    "Look at that node's own log and sidecar; it waits for this one's sidecar, with the same token.",
+)
+NODE_SILENT = WarningKind(
+    "node-silent",
+    Severity.CRITICAL,
+    "Node {node} no longer tells how it does.",
+    "Look at that node; the supervisor ends a start that goes without one of its nodes.",
 )
 RANK_UNEXPECTED = WarningKind(
     "rank-unexpected",
@@ -298,7 +310,7 @@ def _of_life(
 def _of_ranks(journal: Journal, supervisor: SupervisorRecord, now: datetime) -> Iterator[Matter]:
     began = loading_began(supervisor)
     silence = seconds_between(began, now)
-    expected = set(range(supervisor.world_size if supervisor.ranks_report else 0))
+    expected = set(supervisor.ranks_known if supervisor.ranks_report else ())
     missing = sorted(expected - {record.rank for record in journal.ranks})
     if missing and supervisor.ending is None and silence is not None and silence > RANK_GRACE_SECONDS:
         yield _matter(
@@ -308,6 +320,17 @@ def _of_ranks(journal: Journal, supervisor: SupervisorRecord, now: datetime) -> 
             missing=len(missing),
             ranks=", ".join(map(str, missing)),
         )
+    absent = journal.absent_nodes
+    if absent and supervisor.ending is None and silence is not None and silence > RANK_GRACE_SECONDS:
+        yield _matter(
+            NODE_MISSING,
+            began,
+            nodes=supervisor.nodes,
+            missing=len(absent),
+            which=", ".join(map(str, absent)),
+        )
+    for node in silent_nodes(journal, now) if supervisor.ending is None else ():
+        yield _matter(NODE_SILENT, node.heard_at, part=node.node, node=node.node)
     for record in journal.ranks:
         if record.rank >= supervisor.world_size:
             yield _matter(

@@ -54,7 +54,7 @@ def _problem(record: SupervisorRecord, rank: RankSummary) -> str | None:
     if rank.requantisation != wanted_way:
         return f"converted with {rank.requantisation or 'no scale rule'}, {wanted_way} was asked"
     wanted = (
-        {(layer, projection) for layer in record.checkpoint.moe_layers for projection in Projection}
+        {(layer, projection) for layer in record.moe_layers_of(rank.rank) for projection in Projection}
         if record.weights.lossy
         else set()
     )

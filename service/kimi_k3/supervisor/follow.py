@@ -10,8 +10,9 @@ from dataclasses import replace
 
 from kimi_k3.diagnosis.match import Diagnosis, explain
 from kimi_k3.diagnosis.scan import Scanner
-from kimi_k3.journal.models import Canary, RankSummary
+from kimi_k3.journal.models import Canary, RankRecord, RankSummary
 from kimi_k3.journal.reader import Journal, read_journal
+from kimi_k3.journal.writer import now
 from kimi_k3.supervisor import verdict
 from kimi_k3.supervisor.acceptance import objection
 from kimi_k3.supervisor.announced import Announced
@@ -20,7 +21,9 @@ from kimi_k3.supervisor.child import Child
 from kimi_k3.supervisor.group import Group, named
 from kimi_k3.supervisor.health import Health
 from kimi_k3.supervisor.heartbeat import Heartbeat
+from kimi_k3.supervisor.leader import LOST_SECONDS
 from kimi_k3.supervisor.logfile import LOG_FILE
+from kimi_k3.supervisor.nodes import LEAVING, leaving_node, lost_node
 from kimi_k3.supervisor.phases import starting_phase
 from kimi_k3.supervisor.processes import is_running
 from kimi_k3.supervisor.recorder import Recorder
@@ -93,6 +96,7 @@ class Follower:
             self._child.read_to_end(seconds=OUTPUT_SECONDS)
             raise self._death(self._read(), exit_code)
         journal = self._recent_journal()
+        self._look_at_nodes(journal)
         if self._lasts("failure", bool(journal.failures)):
             raise self._death(journal, None)
         whole = self._whole(journal)
@@ -106,6 +110,37 @@ class Follower:
         elif whole:
             self._go_on(journal, announced)
 
+    def leaving(self) -> str | None:
+        """Who else of the deployment was asked to stop, in words: this node then stops with it."""
+        if self._start.leader is not None:
+            return "the first node stops" if self._start.leader.phase in LEAVING else None
+        node = leaving_node(self._recent_journal())
+        return None if node is None else f"node {node.node} stops"
+
+    def _look_at_nodes(self, journal: Journal) -> None:
+        """Whether the other nodes are still there.
+
+        Raises:
+            OperatorError: one is not.
+        """
+        if (leader := self._start.leader) is None:
+            why = lost_node(journal, now())
+        elif leader.refusal is not None:
+            why = f"the first node: {leader.refusal}"
+        elif leader.silence() > LOST_SECONDS:
+            why = f"the first node has not answered for {leader.silence():.0f} s: {leader.problem}"
+        elif leader.phase is Phase.FAILED and leader.record is not None and leader.record.ending is not None:
+            why = f"the first node failed: {leader.record.ending.reason}"
+        else:
+            why = None
+        if why is not None:
+            raise verdict.lost_node(why=why, phase=self._recorder.phase, seconds=self._recorder.seconds())
+
+    def _ranks_here(self, journal: Journal) -> list[RankRecord]:
+        """Ranks whose processes are on this machine."""
+        here = self._recorder.record.ranks_here
+        return [rank for rank in journal.ranks if rank.rank in here]
+
     def _whole(self, journal: Journal) -> bool:
         """Whether no process is gone.
 
@@ -114,15 +149,16 @@ class Follower:
         """
         every = SERVING_FIND_SECONDS if self._recorder.phase in SERVING else 0.0
         if time.monotonic() - self._found_at >= every:
-            self._group.find(journal.ranks)
+            self._group.find(self._ranks_here(journal))
             self._found_at = time.monotonic()
         gone = self._group.gone()
         known = {member.pid for member in gone}
-        silent = [rank for rank in journal.ranks if rank.pid not in known and not is_running(rank.pid)]
+        ranks = self._ranks_here(journal)
+        silent = [rank for rank in ranks if rank.pid not in known and not is_running(rank.pid)]
         # The first one that is gone is why the others follow.
         if self._lost is None and (gone or silent):
             also = [f"rank {rank.rank} (pid {rank.pid})" for rank in silent]
-            self._lost = ", ".join(part for part in (named(gone, journal.ranks), *also) if part)
+            self._lost = ", ".join(part for part in (named(gone, ranks), *also) if part)
         if self._lasts("gone", bool(gone or silent), seconds=GONE_SECONDS):
             assert self._lost is not None
             raise verdict.lost_process(
@@ -144,14 +180,14 @@ class Follower:
         moments = [each for each in (self._stopped_since, self._heart.stalled_since) if each is not None]
         seconds = moment - min(moments) if moments else None
         if (seconds is None) is not (self._recorder.record.stalled_since is None):
-            who = f": {named(stopped, journal.ranks)} is stopped" if stopped else ""
+            who = f": {named(stopped, self._ranks_here(journal))} is stopped" if stopped else ""
             self._report("the engine gets on again" if seconds is None else f"the engine is stalled{who}")
         self._recorder.note_stalled(seconds)
         if serves and seconds is not None and seconds >= self._start.hang_timeout:
             raise verdict.hung(
                 phase=self._recorder.phase,
                 seconds=seconds,
-                stopped=named(stopped, journal.ranks) or None,
+                stopped=named(stopped, self._ranks_here(journal)) or None,
                 timeout=self._start.hang_timeout,
                 log=self._log,
             )
@@ -162,24 +198,33 @@ class Follower:
             starting_phase(
                 record.phase,
                 ranks=journal.ranks,
-                world_size=record.world_size,
-                expected_conversions=record.expected_conversions(),
+                world_size=len(record.ranks_known),
+                expected_conversions=record.expected_conversions,
                 log=announced.phase,
-                healthy=self._health.ok,
+                healthy=self._healthy(),
             )
         )
         self._recorder.note_step(announced.step)
         self._recorder.note_cache(announced.kv_cache_bytes)
-        if self._canary is not None:
+        if self._start.leader is not None:
+            if self._start.leader.phase is Phase.READY:
+                self._group.find(self._ranks_here(journal))
+                self._recorder.enter(Phase.READY)
+                return
+        elif self._canary is not None:
             if (canary := self._canary.get()) is not None:
-                self._group.find(journal.ranks)
+                self._group.find(self._ranks_here(journal))
                 self._recorder.note_canary(canary)
                 self._heart.listening.set()
                 self._recorder.enter(Phase.READY)
                 return
         elif self._health.ok:
             # Read afresh: the health may be newer than the journal last read.
-            problem = objection(record, _summaries(self._read(), announced))
+            afresh = self._read()
+            absent = afresh.absent_nodes
+            problem = objection(record, _summaries(afresh, announced)) or (
+                f"node {', '.join(map(str, absent))} has not joined" if absent else None
+            )
             if problem is None:
                 self._canary = self._ask()
             elif self._lasts("objection", True):
@@ -195,17 +240,24 @@ class Follower:
                 log=self._log,
             )
 
+    def _healthy(self) -> bool:
+        """Whether the engine answers; of a node without an API the first one tells."""
+        leader = self._start.leader
+        return self._health.ok if leader is None else leader.phase in (Phase.WARMING, *SERVING)
+
     def _ask(self) -> Answer:
         record = self._start.record
+        assert record.engine_url is not None, "a node without an API asks nobody"
+        url = record.engine_url
         left = max(1.0, self._start.start_timeout - self._recorder.seconds())
         return Answer(
-            lambda: ask_canary(
-                record.engine_url, record.served_model_name, api_key=self._start.api_key, timeout=left
-            )
+            lambda: ask_canary(url, record.served_model_name, api_key=self._start.api_key, timeout=left)
         )
 
     def _note_health(self) -> None:
         """Only for the log: a busy engine may be late with its answer and still serve."""
+        if self._start.leader is not None:
+            return
         if self._health.ok is not self._was_ok:
             self._was_ok = self._health.ok
             status = self._health.status

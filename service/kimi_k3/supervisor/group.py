@@ -24,6 +24,7 @@ _SHORT_TITLE = re.compile(r"\d+ \([^:]*::((?:EngineCor|Worker|APIServer|DPCoordi
 _CUT = {"EngineCor": "EngineCore", "DPCoordin": "DPCoordinator"}
 
 MAIN = "API server"
+HEADLESS = "headless engine"
 
 
 @dataclass(frozen=True)
@@ -49,13 +50,13 @@ class Member:
 class Group:
     """Remembers every process that serving depends on, so that one that is gone is missed."""
 
-    def __init__(self, mark: Mark, *, proc: Path = PROC) -> None:
+    def __init__(self, mark: Mark, *, main: str = MAIN, proc: Path = PROC) -> None:
         self._mark = mark
         self._proc = proc
         self._members: dict[int, Member] = {}
         self._others: set[int] = set()
         if mark.session is not None:
-            self._remember(mark.session, MAIN)
+            self._remember(mark.session, main)
 
     def find(self, ranks: Iterable[RankRecord] = ()) -> None:
         """Look for processes that are new, and for titles that have changed.
@@ -90,9 +91,20 @@ class Group:
 
     def _remember(self, pid: int, name: str) -> None:
         stat = stat_of(self._proc / str(pid))
+        if stat and self._is_helper(int(stat[1]), name):
+            return
         known = self._members.get(pid)
         if stat and (known is None or known.began == stat[19]):
             self._members[pid] = Member(pid, stat[19], name)
+
+    def _is_helper(self, parent: int, name: str) -> bool:
+        """Whether a process bears its parent's title: a fork that has not become what it will be.
+
+        A worker that runs a compiler forks; such a process is gone a moment later, and nobody misses it. A
+        zombie's title is cut, so it is the beginning of its parent's.
+        """
+        member = self._members.get(parent)
+        return member is not None and member.name.startswith(name)
 
     def _state(self, member: Member) -> str | None:
         stat = stat_of(self._proc / str(member.pid))

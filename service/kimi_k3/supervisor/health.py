@@ -34,9 +34,12 @@ class Health:
 
 
 @contextmanager
-def watched_health(engine_url: str) -> Iterator[Health]:
-    """A :class:`Health` that is kept up to date until the block ends."""
+def watched_health(engine_url: str | None) -> Iterator[Health]:
+    """A :class:`Health` kept up to date until the block ends; of an engine without an API, unknown."""
     health = Health()
+    if engine_url is None:
+        yield health
+        return
     thread = threading.Thread(target=_poll, args=(engine_url, health), name="engine-health", daemon=True)
     thread.start()
     try:

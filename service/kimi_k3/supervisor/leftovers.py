@@ -9,7 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from kimi_k3.errors import ExitCode, OperatorError
-from kimi_k3.journal.models import FAILURE_FILE_PATTERN, RANK_FILE_PATTERN, SUPERVISOR_FILE
+from kimi_k3.journal.models import (
+    FAILURE_FILE_PATTERN,
+    NODE_FILE_PATTERN,
+    RANK_FILE_PATTERN,
+    SUPERVISOR_FILE,
+)
 from kimi_k3.journal.reader import read_journal
 from kimi_k3.plan.launch import socket_dir
 from kimi_k3.supervisor.processes import PROC, Mark, end_processes, is_running
@@ -20,9 +25,11 @@ GRACE_SECONDS = 5.0
 STALE_PATTERNS = (
     RANK_FILE_PATTERN,
     FAILURE_FILE_PATTERN,
+    NODE_FILE_PATTERN,
     # The journal writer's temporary files, left when a process was killed between write and rename.
     f".{RANK_FILE_PATTERN}.*",
     f".{FAILURE_FILE_PATTERN}.*",
+    f".{NODE_FILE_PATTERN}.*",
     f".{SUPERVISOR_FILE}.*",
 )
 

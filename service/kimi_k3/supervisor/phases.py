@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -101,7 +101,7 @@ def starting_phase(
     *,
     ranks: Sequence[RankRecord],
     world_size: int,
-    expected_conversions: int,
+    expected_conversions: Callable[[int], int],
     log: Phase | None,
     healthy: bool,
 ) -> Phase:
@@ -113,14 +113,15 @@ def starting_phase(
     Args:
         present: the phase so far.
         ranks: records of this start.
-        expected_conversions: how many each rank will report.
+        world_size: how many there will be.
+        expected_conversions: how many a rank will report.
         log: the furthest phase that the log announced.
-        healthy: whether ``/health`` answered 200.
+        healthy: whether ``/health`` answered 200, or the first node says that it did.
     """
     if healthy:
         return latest(present, Phase.WARMING)
     found = latest(log, _slowest(ranks, world_size))
-    converting = any(len(rank.conversions) < expected_conversions for rank in ranks)
+    converting = any(len(rank.conversions) < expected_conversions(rank.rank) for rank in ranks)
     if converting and found.position > Phase.CONVERTING.position:
         found = Phase.CONVERTING
     return latest(present, found)

@@ -59,7 +59,8 @@ class Recorder:
         if phase.position > self.phase.position:
             what = phase.description
             if phase is Phase.READY:
-                what += f" {self.record.served_model_name} at {self.record.engine_url}/v1"
+                what += f" {self.record.served_model_name} "
+                what += "with the first node" if self.record.headless else f"at {self.record.engine_url}/v1"
             self._report(f"{phase}: {what}")
             self._change(phases=(*self.record.phases, PhaseChange(phase=phase, at=now())))
 

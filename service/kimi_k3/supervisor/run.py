@@ -16,14 +16,16 @@ from pathlib import Path
 
 from kimi_k3.diagnosis.scan import Scanner
 from kimi_k3.errors import ExitCode, OperatorError
+from kimi_k3.journal.reader import read_journal
 from kimi_k3.plan.budget import exit_deadline_seconds
 from kimi_k3.supervisor.announced import Announced
 from kimi_k3.supervisor.child import Child
 from kimi_k3.supervisor.follow import Follower
-from kimi_k3.supervisor.group import Group
+from kimi_k3.supervisor.group import HEADLESS, MAIN, Group
 from kimi_k3.supervisor.guardian import Guardian, guardian
 from kimi_k3.supervisor.health import watched_health
 from kimi_k3.supervisor.heartbeat import watched_heartbeat
+from kimi_k3.supervisor.leader import Leader, told
 from kimi_k3.supervisor.logfile import EngineLog
 from kimi_k3.supervisor.processes import Mark, end_processes
 from kimi_k3.supervisor.recorder import Recorder
@@ -38,6 +40,12 @@ END_GRACE_SECONDS = 2.0
 """What the engine's processes get between SIGTERM and SIGKILL when the start has failed. Shorter
 than the teardown of a served engine: nothing of theirs is worth waiting for, and 5 s after the first of them
 died the last one is gone."""
+
+JOIN_SECONDS = 1.0
+"""How often another node asks the first one whether it may join."""
+
+SILENT_SECONDS = 5.0
+"""A first node that says nothing for so long while both stop has ended."""
 
 CORE_SECONDS = 3.0
 """What the API server gets in a drain once the engine core is gone: nobody finishes its requests any more."""
@@ -74,7 +82,7 @@ def supervise(
     with received_signals() as signals:
         try:
             recorder.enter(Phase.PREFLIGHT)
-            if not _checked(start, recorder, signals):
+            if not (_checked(start, recorder, signals) and _joined(start, recorder, signals, report=report)):
                 return _stopped_early(recorder, signals[0], report=report)
             start_id, state_dir = start.record.start_id, start.state_dir
             with _socket_directory(start.socket_dir), guardian(start_id, state_dir) as guard:
@@ -86,6 +94,9 @@ def supervise(
             recorder.end(Phase.FAILED, ExitCode.FAILED, f"defect of the supervisor: {error!r}")
             raise
         finally:
+            if start.leader is not None:
+                start.leader.tell(recorder.record)
+                start.leader.close()
             if (ending := recorder.record.ending) is not None and ending.exit_code != ExitCode.OK:
                 write_termination_message(ending, termination_log)
 
@@ -103,11 +114,7 @@ def _checked(start: Start, recorder: Recorder, signals: list[signal.Signals]) ->
     """
 
     def pause(seconds: float) -> bool:
-        deadline = time.monotonic() + seconds
-        while not signals and (left := deadline - time.monotonic()) > 0:
-            recorder.beat()
-            time.sleep(min(left, TICK_SECONDS))
-        return not signals
+        return _pause(seconds, recorder, signals)
 
     for check in start.checks:
         try:
@@ -117,6 +124,42 @@ def _checked(start: Start, recorder: Recorder, signals: list[signal.Signals]) ->
             if not signals:
                 raise
     return not signals
+
+
+def _pause(seconds: float, recorder: Recorder, signals: list[signal.Signals]) -> bool:
+    """Sleep, and go on reporting; returns whether no signal came."""
+    deadline = time.monotonic() + seconds
+    while not signals and (left := deadline - time.monotonic()) > 0:
+        recorder.beat()
+        time.sleep(min(left, TICK_SECONDS))
+    return not signals
+
+
+def _joined(
+    start: Start, recorder: Recorder, signals: list[signal.Signals], *, report: Callable[[str], None]
+) -> bool:
+    """Whether this node became part of the first one's start before a signal came; the first one is that.
+
+    Raises:
+        OperatorError: the first node refuses this one, or did not answer within the start timeout.
+    """
+    if (leader := start.leader) is None:
+        return True
+    waited = False
+    while not leader.join(recorder.record):
+        if not waited:
+            report(f"waiting for the first node's sidecar at {leader.url}: {leader.problem}")
+            waited = True
+        if recorder.seconds() > start.start_timeout:
+            raise OperatorError(
+                f"the first node ({leader.url}) has no start to join after {recorder.seconds():.0f} s "
+                f"(--start-timeout {start.start_timeout:g}): {leader.problem}",
+                remedy="look at the first node; check its address and that its sidecar can be reached",
+            )
+        if not _pause(JOIN_SECONDS, recorder, signals):
+            return False
+    report(f"part of the first node's start ({leader.url})")
+    return True
 
 
 def _stopped_early(recorder: Recorder, number: signal.Signals, *, report: Callable[[str], None]) -> int:
@@ -177,24 +220,29 @@ def _run_engine(
         recorder.note_engine(child.pid)
         recorder.enter(Phase.LOADING)
         record = start.record
-        group = Group(Mark(record.start_id, start.state_dir, session=child.pid))
+        mark = Mark(record.start_id, start.state_dir, session=child.pid)
+        group = Group(mark, main=HEADLESS if record.headless else MAIN)
         with (
             watched_health(record.engine_url) as health,
             watched_heartbeat(record.engine_url, record.served_model_name, start.api_key) as heart,
+            told(start.leader, lambda: recorder.record, lambda: read_journal(start.state_dir).ranks),
         ):
             follower = Follower(start, recorder, child, health, heart, group, scanner, report=report)
-            while not signals:
+            while not signals and (why := follower.leaving()) is None:
                 follower.look(announced)
                 recorder.beat()
                 time.sleep(TICK_SECONDS)
-            report(f"{signals[0].name} during {recorder.phase} after {recorder.seconds():.0f} s")
+            why = signals[0].name if signals else why
+            report(f"{why} during {recorder.phase} after {recorder.seconds():.0f} s")
             served = recorder.phase is Phase.READY
             # Readers stop sending requests before vLLM refuses new ones.
             recorder.enter(Phase.DRAINING)
-            if served:
+            if served and start.leader is not None:
+                _stay(start, start.leader, recorder, child, signals)
+            elif served:
                 _leave(start, recorder, child, signals, lambda: follower.look(announced))
         code = _drain(start, recorder, child, group, signals, served=served, report=report)
-        grace = REMAINS_GRACE_SECONDS if len(signals) == 1 else 0.0
+        grace = REMAINS_GRACE_SECONDS if len(signals) < 2 else 0.0
     except OperatorError as error:
         # Known at once, not only after the last process is gone.
         _end_failed(recorder, error)
@@ -202,9 +250,7 @@ def _run_engine(
     finally:
         _end_everything(start, child, grace=grace, report=report)
         log.close()
-    recorder.end(
-        Phase.STOPPED, code, f"{signals[0].name} {'while serving' if served else 'during the start'}"
-    )
+    recorder.end(Phase.STOPPED, code, f"{why} {'while serving' if served else 'during the start'}")
     report("stopped")
     return code
 
@@ -218,12 +264,26 @@ def _leave(
         OperatorError: the engine died meanwhile, with requests in it.
     """
     deadline = time.monotonic() + start.readiness_delay
-    while time.monotonic() < deadline and len(signals) == 1:
+    while time.monotonic() < deadline and len(signals) < 2:
         try:
             look()
         except OperatorError:
             if child.poll() not in ENDED_BY_SIGTERM:
                 raise
+            return
+        recorder.beat()
+        time.sleep(TICK_SECONDS)
+
+
+def _stay(
+    start: Start, leader: Leader, recorder: Recorder, child: Child, signals: list[signal.Signals]
+) -> None:
+    """Go on computing for the first node until it has finished its requests and ended."""
+    patience = start.readiness_delay + exit_deadline_seconds(start.drain_timeout, serving=True)
+    deadline = time.monotonic() + patience
+    while time.monotonic() < deadline and len(signals) < 2 and child.poll() is None:
+        ended = leader.record is not None and leader.record.ending is not None
+        if ended or leader.refusal is not None or leader.silence() > SILENT_SECONDS:
             return
         recorder.beat()
         time.sleep(TICK_SECONDS)
@@ -258,7 +318,7 @@ def _drain(
             break
         recorder.beat()
         time.sleep(TICK_SECONDS)
-    return int(ExitCode.OK) if served else 128 + signals[0]
+    return int(ExitCode.OK) if served else 128 + (signals[0] if signals else signal.SIGTERM)
 
 
 def _end_everything(start: Start, child: Child, *, grace: float, report: Callable[[str], None]) -> None:

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from kimi_k3.checkpoint import Checkpoint, require_servable
-from kimi_k3.errors import OperatorError
+from kimi_k3.errors import ExitCode, OperatorError
 from kimi_k3.journal.models import CheckpointSummary, Notice, PlannedMemory, SupervisorRecord
 from kimi_k3.journal.writer import now
 from kimi_k3.kernels.entry import CACHE
@@ -24,6 +24,7 @@ from kimi_k3.plan.compose import planned_rank
 from kimi_k3.plan.fit import check_fit
 from kimi_k3.plan.launch import (
     ENGINE_MODULE,
+    HEADLESS_MODULE,
     Deployment,
     Launch,
     as_script,
@@ -31,8 +32,10 @@ from kimi_k3.plan.launch import (
     child_environment,
     socket_dir,
 )
+from kimi_k3.plan.nodes import require_place
 from kimi_k3.plan.options import Options, decide
 from kimi_k3.plan.secret import read_api_key
+from kimi_k3.plan.sharding import stages
 from kimi_k3.plan.startable import require_startable
 from kimi_k3.preflight.checkpoint import check_checkpoint
 from kimi_k3.preflight.checks import of_start, subject_of
@@ -44,15 +47,19 @@ from kimi_k3.preflight.probe import check_compile
 from kimi_k3.preflight.state import check_state_dir
 from kimi_k3.preflight.subject import Subject
 from kimi_k3.profiles.schema import Device, Profile, Verified
+from kimi_k3.supervisor.leader import Leader
 from kimi_k3.supervisor.leftovers import clear_leftovers
 from kimi_k3.supervisor.lock import hold_lock
 from kimi_k3.supervisor.outlet import Outlet
 from kimi_k3.supervisor.redact import Secrets
 from kimi_k3.supervisor.run import supervise
 from kimi_k3.supervisor.start import Start
+from kimi_k3.words.addresses import SIDECAR_PORT
 from kimi_k3.words.environment import EngineEnvironment, default_state_dir
+from kimi_k3.words.sidecar import TOKEN, TOKEN_FILE, read_token, sidecar_url
 
 ENGINE_COMMAND = (sys.executable, "-m", ENGINE_MODULE)
+HEADLESS_COMMAND = (sys.executable, "-m", HEADLESS_MODULE)
 ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 """Where a server that listens everywhere is reached from this machine."""
 
@@ -66,7 +73,9 @@ def serve(
     dry_run: bool,
     wait_vram: float | None = None,
     probe_compile: bool = True,
-    engine_command: Sequence[str] = ENGINE_COMMAND,
+    leader_sidecar: str | None = None,
+    leader_authorities: Path | None = None,
+    engine_command: Sequence[str] | None = None,
 ) -> int:
     """Check, start and supervise; with ``dry_run`` only print what would be started.
 
@@ -80,6 +89,7 @@ def serve(
     """
     profile = chosen_profile(profile_name, options)
     require_startable(profile)
+    require_place(profile, options.node_rank, options.leader_address)
     wait = wait_seconds(wait_vram, profile, default=WAIT_SECONDS)
     api_key = read_api_key(api_key_file, os.environ)
     start_id = f"{now():%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}"
@@ -95,10 +105,12 @@ def serve(
     )
     cores = os.sched_getaffinity(0)
     if profile.device is Device.CPU:
-        check_cores(cores, deployment.tensor_parallel_size)
+        check_cores(cores, profile.ranks_per_node)
     checkpoint = require_servable(options.checkpoint)
     check_fit(deployment, checkpoint.config.text_config)
-    launch = build_launch(deployment, cores=cores, engine_command=engine_command)
+    command = engine_command or (HEADLESS_COMMAND if deployment.headless else ENGINE_COMMAND)
+    launch = build_launch(deployment, cores=cores, engine_command=command)
+    leader = None if dry_run else first_node(deployment, leader_sidecar, leader_authorities)
     if dry_run:
         print(as_script(launch))
         return 0
@@ -119,6 +131,7 @@ def serve(
             drain_timeout=deployment.drain_timeout,
             readiness_delay=deployment.readiness_delay,
             hang_timeout=deployment.hang_timeout,
+            leader=leader,
             checks=(
                 partial(
                     check_machine, machine, subject, report, probe=probe_compile and _on_int4(deployment)
@@ -126,6 +139,35 @@ def serve(
             ),
         )
         return supervise(start, report=report, forward=Outlet(sys.stdout))
+
+
+def first_node(deployment: Deployment, sidecar: str | None, authorities: Path | None) -> Leader | None:
+    """The first node, for any other one.
+
+    Nodes of one deployment know each other by the sidecar's token, which all of them have.
+
+    Args:
+        deployment: that is started.
+        sidecar: URL of the first node's; ``None`` for the usual port at its address.
+        authorities: by which its certificate is checked.
+
+    Raises:
+        OperatorError: there are several nodes and no token, or the URL is none.
+    """
+    if (place := deployment.place) is None:
+        return None
+    token = read_token(None, os.environ)
+    if token is None:
+        raise OperatorError(
+            f"a deployment over {place.nodes} nodes needs a token, by which they know each other",
+            remedy=f"give all nodes and their sidecars the same {TOKEN} or {TOKEN_FILE}",
+            exit_code=ExitCode.USAGE,
+        )
+    if not place.headless:
+        return None
+    host = f"[{place.leader}]" if ":" in place.leader else place.leader
+    url = sidecar_url(sidecar or f"{host}:{SIDECAR_PORT}")
+    return Leader(url, token=token, authorities=authorities)
 
 
 def _temporary_directory() -> Path:
@@ -175,12 +217,28 @@ def first_record(deployment: Deployment, launch: Launch, checkpoint: Checkpoint)
         weights=deployment.weights,
         requantisation=deployment.requantisation,
         consent=deployment.consent,
-        world_size=deployment.tensor_parallel_size,
+        world_size=deployment.profile.ranks,
+        nodes=deployment.profile.nodes,
+        node=0 if deployment.place is None else deployment.place.node,
+        stages=_stages(deployment.profile, checkpoint),
+        stage_ranks=deployment.tensor_parallel_size,
         ranks_report=deployment.profile.uses_plugin,
-        engine_url=engine_url(deployment.host, deployment.port, secure=deployment.tls is not None),
+        engine_url=(
+            None
+            if deployment.headless
+            else engine_url(deployment.host, deployment.port, secure=deployment.tls is not None)
+        ),
         planned=planned(deployment, launch, checkpoint),
         notices=_of_profile(deployment.profile),
     )
+
+
+def _stages(profile: Profile, checkpoint: Checkpoint) -> tuple[tuple[int, ...], ...]:
+    """The MoE layers of each pipeline stage; none where every rank has all of them."""
+    if profile.pipeline_parallel_size == 1:
+        return ()
+    cut = stages(checkpoint.layers, profile.pipeline_parallel_size)
+    return tuple(tuple(layer for layer in checkpoint.moe_layers if layer in stage) for stage in cut)
 
 
 def planned(deployment: Deployment, launch: Launch, checkpoint: Checkpoint) -> PlannedMemory:

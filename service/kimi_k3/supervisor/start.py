@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kimi_k3.journal.models import Notice, SupervisorRecord
+from kimi_k3.supervisor.leader import Leader
 from kimi_k3.supervisor.redact import Secrets
 
 
@@ -18,6 +19,7 @@ class Start:
     ``environment`` is vLLM's whole environment; it holds ``api_key`` and is never written anywhere.
     ``checks`` raise an :class:`OperatorError` when this machine cannot run the start. One that has to wait
     calls what it is given: that sleeps some seconds and says whether to go on. They return what is odd.
+    ``leader`` is the first node, on another one.
     """
 
     record: SupervisorRecord
@@ -31,6 +33,7 @@ class Start:
     readiness_delay: float
     hang_timeout: float
     checks: Sequence[Callable[[Callable[[float], bool]], Sequence[Notice]]]
+    leader: Leader | None = field(default=None, repr=False)
 
     @property
     def secrets(self) -> Secrets:

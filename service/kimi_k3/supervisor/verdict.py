@@ -108,6 +108,19 @@ def too_slow(
     )
 
 
+def lost_node(*, why: str, phase: Phase, seconds: float) -> EngineFailure:
+    """Another node of the deployment is gone, without which this one computes nothing.
+
+    Args:
+        why: in words.
+        seconds: since the start began.
+    """
+    return _error(
+        f"the deployment cannot go on {_during(phase)} after {seconds:.0f} s: {why}",
+        "read that node's own log; all nodes start again together",
+    )
+
+
 def not_accepted(objection: str, *, log: Path) -> EngineFailure:
     """The engine answers, but not every rank did what was asked."""
     return _error(

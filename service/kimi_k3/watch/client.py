@@ -16,7 +16,7 @@ from kimi_k3 import __version__
 from kimi_k3.errors import ExitCode, OperatorError
 from kimi_k3.sidecar.readiness import Readiness
 from kimi_k3.sidecar.view import View
-from kimi_k3.watch.address import TOKEN_FILE
+from kimi_k3.words.sidecar import TOKEN_FILE
 from kimi_k3.words.text import printable
 from kimi_k3.words.tls import trust
 

@@ -14,7 +14,7 @@ from kimi_k3.sidecar.conversion import Conversion, LayerLoss
 from kimi_k3.sidecar.memory import Memory, RankMemory
 from kimi_k3.sidecar.readiness import Reason, ReasonCode
 from kimi_k3.sidecar.startup import RankProgress, Startup
-from kimi_k3.sidecar.status import Status
+from kimi_k3.sidecar.status import Deployment, Status
 from kimi_k3.sidecar.warning import Severity, Warnings
 from kimi_k3.watch.picture import Picture, State
 from kimi_k3.words.phases import STARTING, Phase
@@ -78,7 +78,14 @@ def _served(status: Status) -> str:
     loss = {True: " (lossy)", False: " (lossless)", None: ""}[weights.lossy if weights else None]
     served = f" {weights.weights}{loss}" if weights else ""
     named = f"{deployment.served_model_name}: profile {deployment.profile}"
-    return f"{named},{served}, {deployment.world_size} ranks"
+    return f"{named},{served}, {deployment.world_size} ranks{_nodes(deployment)}"
+
+
+def _nodes(deployment: Deployment) -> str:
+    if deployment.nodes == 1:
+        return ""
+    which = f", this is node {deployment.node}" if deployment.node else ""
+    return f" on {deployment.nodes} nodes{which}"
 
 
 def _body(picture: Picture, now: float) -> Iterator[RenderableType]:

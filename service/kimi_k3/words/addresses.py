@@ -11,6 +11,9 @@ ENGINE_PORT = 8000
 
 SIDECAR_PORT = 8001
 
+MASTER_PORT = 29501
+"""Of the first node, where the ranks of all nodes find each other; vLLM's own default."""
+
 
 def at_host(url: str, host: str) -> str:
     """``url`` with another host, a name or an address; scheme, port and path stay."""

@@ -108,7 +108,8 @@ class _CpuExperts(mk.FusedMoEExpertsModular):
 
     @staticmethod
     def _supports_parallel_config(moe_parallel_config: FusedMoEParallelConfig) -> bool:
-        return not moe_parallel_config.use_all2all_kernels
+        # The communicator of CPUs gathers and scatters; the experts then see the tokens of all ranks.
+        return not moe_parallel_config.use_all2all_kernels or moe_parallel_config.use_ag_rs_all2all_kernels
 
 
 class Mxfp4CpuExperts(_CpuExperts):

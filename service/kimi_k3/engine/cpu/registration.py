@@ -21,6 +21,8 @@ def register_cpu() -> None:
     _select_cpu_experts()
     _map_text_architecture()
     _accept_manager_blocks()
+    _make_room_between_stages()
+    _gather_among_data_parallel_ranks()
     _zero_whole_manager_blocks()
 
 
@@ -72,6 +74,37 @@ def _accept_manager_blocks() -> None:
         return block_size is None or block_size % kernel_block == 0
 
     CPUMLABackend.supports_block_size = classmethod(supports_block_size)
+
+
+def _make_room_between_stages() -> None:
+    """Make the tensors that a pipeline stage takes from the one before it in ``CPUModelRunner.load_model``.
+
+    vLLM makes them when it profiles or compiles, and its CPU runner does neither where nothing is compiled;
+    the first request then fails with an AssertionError.
+    """
+    from vllm.distributed import get_pp_group
+    from vllm.v1.worker.cpu_model_runner import CPUModelRunner
+
+    upstream = CPUModelRunner.load_model
+
+    def load_model(self: Any, *arguments: Any, **named: Any) -> None:
+        upstream(self, *arguments, **named)
+        if self.intermediate_tensors is None and not get_pp_group().is_first_rank:
+            self.intermediate_tensors = self.model.make_empty_intermediate_tensors(
+                batch_size=self.max_num_tokens, dtype=self.model_config.dtype, device=self.device
+            )
+
+    CPUModelRunner.load_model = load_model
+
+
+def _gather_among_data_parallel_ranks() -> None:
+    """Give ``CpuCommunicator`` the two methods that its all-to-all manager calls and it lacks."""
+    from vllm.distributed.device_communicators.cpu_communicator import CpuCommunicator
+
+    from kimi_k3.engine.cpu import communicator
+
+    CpuCommunicator.all_gatherv = communicator.all_gatherv
+    CpuCommunicator.reduce_scatterv = communicator.reduce_scatterv
 
 
 def _zero_whole_manager_blocks() -> None:

@@ -49,12 +49,13 @@ function extremes(state) {
 /** Layer projections converted on all ranks together; by the ranks' own reports, which are the newest. */
 function conversionProgress(state) {
   const ranks = state.startup?.ranks ?? [];
-  const world = state.status?.deployment?.world_size;
+  const known = knownRanks(state).length;
   const [one] = ranks;
-  if (!one || !world) return null;
+  if (!one || !known) return null;
   return {
     done: ranks.reduce((sum, rank) => sum + rank.conversions_done, 0),
-    expected: Math.max(world, ranks.length) * one.conversions_expected,
+    // Pipeline stages have different layers, so of those that have not reported this is a guess.
+    expected: ranks.reduce((sum, rank) => sum + rank.conversions_expected, 0) + Math.max(0, known - ranks.length) * one.conversions_expected,
   };
 }
 

@@ -19,6 +19,9 @@ function bannerView(state) {
   ];
 }
 
+const ranks = ({ world_size, nodes, node }) =>
+  count(world_size) + (nodes > 1 ? ` on ${nodes} nodes${node ? `, of which this is number ${node}; the first, 0, tells of all` : ""}` : "");
+
 /** A checkpoint's name; only older sidecars give its path. */
 const checkpointName = (checkpoint) => checkpoint.name ?? (checkpoint.path ? lastPart(checkpoint.path) : UNKNOWN);
 
@@ -158,7 +161,7 @@ function footerView(state, wall) {
   const facts = [
     ["Start", deployment?.start_id],
     ["Started", deployment && moment(state, deployment.started_at, wall)],
-    ["Ranks", deployment && count(deployment.world_size)],
+    ["Ranks", deployment && ranks(deployment)],
     ["Checkpoint", deployment && `${size(deployment.checkpoint.total_bytes)}, ${several(deployment.checkpoint.shards, "shard")}, ${several(deployment.checkpoint.decoder_layers, "layer")}`],
     ["Engine", health ? `${health.outcome}: ${health.detail}` : status?.engine ? "not asked" : null],
     ["First answer", canary ? `${count(canary.completion_tokens)} tokens in ${duration(canary.seconds)}` : deployment ? "not yet" : null],

@@ -155,11 +155,17 @@ function running(state, kind, seconds, now, direction = 1) {
   return Math.max(0, seconds + (ticking ? direction * (secondsSince(state, kind, now) ?? 0) : 0));
 }
 
-/** Ranks 0 to N - 1 and those beyond that report all the same, each with its progress or null. */
+/** The ranks that report here: all to the first node, to another one its own. */
+function knownRanks(state) {
+  const { world_size: world = 0, nodes = 1, node = 0 } = state.status?.deployment ?? {};
+  const each = Math.floor(world / nodes);
+  return node ? Array.from({ length: each }, (_, index) => node * each + index) : [...Array(world).keys()];
+}
+
+/** Ranks that shall report and those beyond that report all the same, each with its progress or null. */
 function rankRows(state) {
   const reported = state.startup?.ranks ?? [];
-  const world = state.status?.deployment?.world_size ?? 0;
-  const numbers = new Set([...Array(world).keys(), ...reported.map((rank) => rank.rank)]);
+  const numbers = new Set([...knownRanks(state), ...reported.map((rank) => rank.rank)]);
   return [...numbers]
     .sort((one, other) => one - other)
     .map((number) => ({ number, progress: reported.find((rank) => rank.rank === number) ?? null }));

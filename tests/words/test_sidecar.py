@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kimi_k3.errors import ExitCode, OperatorError
-from kimi_k3.watch.address import read_token, sidecar_url
+from kimi_k3.words.sidecar import read_token, sidecar_url
 
 TOKEN = "s3cret-t0ken"
 

@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which of a deployment's nodes a start is, and how it finds the first one. Pure.
+
+vLLM's own multi-node executor: every node runs the same command with its rank, all but the first without an
+API (``--headless``). vLLM numbers the ranks node by node.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kimi_k3.errors import ExitCode, OperatorError
+from kimi_k3.profiles.schema import Profile
+from kimi_k3.words.given import require_text
+
+FIRST_NODE = "FIRST_NODE"
+"""What stands for the first node's address in a plan."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Which node this is.
+
+    Attributes:
+        node: counted from 0; the first one serves the API.
+        nodes: how many there are.
+        leader: host name or address of the first one, as every node reaches it.
+    """
+
+    node: int
+    nodes: int
+    leader: str
+
+    @property
+    def headless(self) -> bool:
+        """Whether it computes for the first one and answers nobody itself."""
+        return self.node > 0
+
+
+def place(profile: Profile, node: int | None, leader: str | None) -> Place | None:
+    """The place that an operator gave a start; ``None`` where the profile has one node.
+
+    Args:
+        profile: that is started.
+        node: of ``--node-rank``; ``None`` is the first.
+        leader: of ``--leader-address``; ``None`` leaves it open, as a plan does.
+
+    Raises:
+        OperatorError: the profile has no such node, or the address is none.
+    """
+    if profile.nodes == 1:
+        for flag, given in (("--node-rank", node), ("--leader-address", leader)):
+            if given is not None:
+                raise _usage(
+                    f"{flag} {given}: profile {profile.name} is for one node",
+                    "leave it out, or take a profile for several, as pp2-tp8",
+                )
+        return None
+    if node is not None and not 0 <= node < profile.nodes:
+        raise _usage(
+            f"--node-rank {node}: profile {profile.name} has {profile.nodes} nodes",
+            f"give 0 to {profile.nodes - 1}; 0 is the one that serves the API",
+        )
+    if leader is not None and (not leader or any(mark in leader for mark in "/ \t@?#") or leader[0] == "-"):
+        raise _usage(
+            f"--leader-address {leader!r}: is no host name or address",
+            "give that of the first node alone, without a scheme or a port",
+        )
+    address = FIRST_NODE if leader is None else require_text("--leader-address", leader)
+    return Place(node=node or 0, nodes=profile.nodes, leader=address)
+
+
+def require_place(profile: Profile, node: int | None, leader: str | None) -> None:
+    """Of several nodes, a start must know which it is.
+
+    Raises:
+        OperatorError: it does not.
+    """
+    if profile.nodes == 1:
+        return
+    for flag, given, hint in (
+        ("--node-rank", node, f"0 to {profile.nodes - 1} (of a LeaderWorkerSet: $LWS_WORKER_INDEX)"),
+        ("--leader-address", leader, "the first node's name or address ($LWS_LEADER_ADDRESS)"),
+    ):
+        if given is None:
+            raise _usage(
+                f"{flag} is missing: profile {profile.name} has {profile.nodes} nodes", f"give {hint}"
+            )
+
+
+def _usage(what: str, remedy: str) -> OperatorError:
+    return OperatorError(what, remedy=remedy, exit_code=ExitCode.USAGE)

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What other nodes may tell the first one's sidecar; whole exchanges are in tests/supervisor."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+from pydantic import SecretStr
+
+from kimi_k3.journal.models import NodeReport, Record, SupervisorRecord
+from kimi_k3.journal.reader import MAX_RECORD_BYTES, read_journal
+from kimi_k3.sidecar.app import create_app
+from kimi_k3.sidecar.settings import Settings
+
+from .builders import NOW, START_ID, at, journal, node, rank, supervisor, write
+
+TOKEN = "of-both-nodes"
+
+
+def put(directory: Path, path: str, body: Record | bytes, token: str | None = TOKEN) -> Any:
+    settings = Settings(
+        state_dir=directory, refresh_seconds=0, token=None if token is None else SecretStr(token)
+    )
+    headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
+    content = body if isinstance(body, bytes) else body.model_dump_json().encode()
+    with TestClient(create_app(settings, clock=lambda: NOW)) as client:
+        return client.put(path, content=content, headers=headers)
+
+
+def report(number: int = 1, start_id: str | None = START_ID) -> NodeReport:
+    return NodeReport(start_id=start_id, supervisor=node(number).supervisor)
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    write(tmp_path, journal(supervisor(nodes=3, world_size=3)))
+    return tmp_path
+
+
+def test_a_node_is_heard(directory: Path) -> None:
+    """It gets the first node's record in return, and is in the journal with the moment it was heard."""
+    answer = put(directory, "/nodes/1", report())
+    assert SupervisorRecord.model_validate_json(answer.content).start_id == START_ID
+    assert put(directory, "/nodes/1/ranks/1", rank(1)).status_code == 204
+    seen = read_journal(directory)
+    assert [(one.node, one.heard_at) for one in seen.nodes] == [(1, NOW)]
+    assert [one.rank for one in seen.ranks] == [1]
+    assert seen.faults == ()
+
+
+def test_asking_leaves_nothing(directory: Path) -> None:
+    """A node that only asks for the start is no part of it."""
+    assert put(directory, "/nodes/1", report(start_id=None)).status_code == 200
+    assert read_journal(directory).nodes == ()
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "said"),
+    [
+        ("/nodes/1", report(start_id="another"), 409, "begun another start"),
+        ("/nodes/1", report(2), 422, "the record of node 2"),
+        ("/nodes/0", report(), 422, "nothing to hear from node 0"),
+        ("/nodes/3", report(), 422, "nothing to hear from node 3"),
+        ("/nodes/1/ranks/2", rank(2), 422, "rank 2 is none of node 1"),
+        ("/nodes/1/ranks/0", rank(0), 422, "rank 0 is none of node 1"),
+        ("/nodes/1/ranks/1", rank(0), 422, "rank 0 is none of node 1"),
+        ("/nodes/1/ranks/1", rank(1, start_id="another"), 409, "begun another start"),
+        ("/nodes/1", b"{}", 422, "start_id"),
+        ("/nodes/one", report(), 422, "node"),
+        ("/nodes/1/ranks/1", b" " * (MAX_RECORD_BYTES + 1), 413, "larger than"),
+    ],
+)
+def test_what_is_refused(directory: Path, path: str, body: Record | bytes, status: int, said: str) -> None:
+    """Nothing of another start, of another node or of nobody gets into the journal."""
+    answer = put(directory, path, body)
+    assert (answer.status_code, said in answer.text) == (status, True), answer.text
+    seen = read_journal(directory)
+    assert (seen.nodes, seen.ranks) == ((), ())
+
+
+def test_a_node_that_begins_anew(directory: Path) -> None:
+    """Its part of this start is gone: it is not heard any more, and the first node learns why."""
+    put(directory, "/nodes/1", report())
+    again = report(start_id=None).supervisor.model_copy(update={"start_id": "anew"})
+    answer = put(directory, "/nodes/1", NodeReport(start_id=None, supervisor=again))
+    assert answer.status_code == 409
+    [record] = read_journal(directory).nodes
+    assert record.superseded
+    assert record.supervisor.start_id == "node1"
+
+
+def test_without_a_start(tmp_path: Path) -> None:
+    """Nothing lives that a node could be part of: it asks again."""
+    for seen in (journal(None), journal(supervisor(nodes=3, world_size=3, updated_at=at(1)))):
+        write(tmp_path, seen)
+        assert put(tmp_path, "/nodes/1", report(start_id=None)).status_code == 409
+
+
+def test_on_another_node(tmp_path: Path) -> None:
+    """A node that was told the wrong address says so instead of taking reports."""
+    write(tmp_path, journal(supervisor(nodes=3, world_size=3, node=1, engine_url=None)))
+    assert put(tmp_path, "/nodes/2", report(2)).status_code == 422
+
+
+def test_only_with_a_token(directory: Path) -> None:
+    """A sidecar that asks nobody who they are hears nobody, and one that asks refuses a wrong answer."""
+    assert put(directory, "/nodes/1", report(), token=None).status_code == 403
+    settings = Settings(state_dir=directory, token=SecretStr("another"))
+    with TestClient(create_app(settings, clock=lambda: NOW)) as client:
+        assert client.put("/nodes/1", content=report().model_dump_json()).status_code == 401
+
+
+def test_a_directory_that_cannot_be_written(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The node tells it again, and serving goes on meanwhile."""
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("kimi_k3.sidecar.nodes.write_record", full)
+    answer = put(directory, "/nodes/1", report())
+    assert (answer.status_code, "No space left" in answer.text) == (503, True)

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a node makes of the first one's answers; whole exchanges are in test_nodes.py."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import pytest
+
+from kimi_k3.errors import OperatorError
+from kimi_k3.journal.models import SupervisorRecord
+from kimi_k3.supervisor.leader import Leader, disagreement
+from kimi_k3.words.weights import Weights
+from tests.sidecar.builders import node, rank, supervisor
+
+FIRST = supervisor(nodes=3, world_size=3)
+OWN = node(1).supervisor
+
+
+def leader(*answers: httpx.Response | Exception, asked: list[httpx.Request] | None = None) -> Leader:
+    left = list(answers)
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        if asked is not None:
+            asked.append(request)
+        found = left.pop(0) if len(left) > 1 else left[0]
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    return Leader("http://first", token="t", transport=httpx.MockTransport(answer))
+
+
+def record(found: SupervisorRecord = FIRST) -> httpx.Response:
+    return httpx.Response(200, content=found.model_dump_json())
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [httpx.ConnectError("refused"), httpx.Response(503), httpx.Response(409, json={"detail": "no start"})],
+)
+def test_what_is_waited_for(answer: httpx.Response | Exception) -> None:
+    """The first node may be scheduled an hour later."""
+    first = leader(answer)
+    assert not first.join(OWN)
+    assert first.refusal is None
+    assert first.problem
+
+
+@pytest.mark.parametrize("status", [401, 403, 404, 422])
+def test_what_no_waiting_would_mend(status: int) -> None:
+    """A wrong token, another program, another version."""
+    with pytest.raises(OperatorError, match=str(status)):
+        leader(httpx.Response(status, text="no")).join(OWN)
+
+
+def test_an_answer_of_another_version() -> None:
+    """A record with fields that are not known here is not half understood."""
+    with pytest.raises(OperatorError, match="does not understand"):
+        leader(httpx.Response(200, json={"what": "is this"})).join(OWN)
+
+
+def test_once_joined_another_start_is_the_end() -> None:
+    """The ranks of this node wait for the others of a start that is over."""
+    first = leader(record(), record(), httpx.Response(409, json={"detail": "another start"}))
+    assert first.join(OWN)
+    first.tell(OWN)
+    assert first.refusal == "HTTP 409: another start"
+
+
+def test_each_change_of_a_rank_is_told_once() -> None:
+    """As a record of the first node's start; what did not arrive is told again."""
+    asked: list[httpx.Request] = []
+    ok = httpx.Response(204)
+    first = leader(record(), record(), record(), httpx.Response(503), record(), ok, record(), asked=asked)
+    assert first.join(OWN)
+    own = rank(1, start_id="node1")
+    for _ in range(3):
+        first.tell(OWN, [own])
+    told = [request for request in asked if "ranks" in request.url.path]
+    assert len(told) == 2
+    assert b'"start_id":"this-start"' in told[-1].content
+    assert told[-1].headers["authorization"] == "Bearer t"
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"profile": "ep8"}, "profile"),
+        ({"nodes": 2}, "number of nodes"),
+        ({"world_size": 6}, "number of ranks"),
+        ({"weights": Weights.INT4}, "weights"),
+        ({"served_model_name": "other"}, "model name"),
+        ({"stages": ((1,), (2,))}, "pipeline stages"),
+        ({"checkpoint": FIRST.checkpoint.model_copy(update={"total_bytes": 1})}, "checkpoint"),
+    ],
+)
+def test_what_all_nodes_must_have_in_common(changes: dict[str, Any], named: str) -> None:
+    """Half a model of one kind and half of another would answer, too."""
+    assert disagreement(OWN, FIRST) is None
+    found = disagreement(OWN.model_copy(update=changes), FIRST)
+    assert found is not None
+    assert named in found
