@@ -8,11 +8,12 @@ from typing import Any
 
 import yaml
 
-from tests.helm.rendering import CHART
+from tests.helm.rendering import CHART, GROUPS
 
 FACTS: dict[str, Any] = json.loads((CHART / "files" / "profiles.json").read_text())
 ON_DISK: dict[str, Any] = {"model": {"hostPath": "/mnt/models", "path": "Kimi-K3"}}
 CONSENT: dict[str, Any] = {"weights": {"acceptLossy": True}}
+TOKEN: dict[str, Any] = {"auth": {"sidecarTokenSecret": {"name": "operators"}}}
 CPU: dict[str, Any] = yaml.safe_load((CHART / "values-cpu.yaml").read_text())
 
 EVERYTHING: dict[str, Any] = {
@@ -69,15 +70,16 @@ EVERYTHING: dict[str, Any] = {
     },
     "security": {"gpuGroups": [993, 44]},
 }
-GATEWAYS = ("gateway.networking.k8s.io/v1", "inference.networking.k8s.io/v1")
+GATEWAYS = (GROUPS, "gateway.networking.k8s.io/v1", "inference.networking.k8s.io/v1")
 
 
 def of_profile(name: str) -> dict[str, Any]:
     """The least that starts a profile: where the checkpoint is, and consent where it is needed."""
     if name == "cpu-tiny":
         return CPU
-    lossy = FACTS["profiles"][name]["weights"] == "int4"
-    return {"profile": name, **ON_DISK, **(CONSENT if lossy else {})}
+    facts = FACTS["profiles"][name]
+    token = TOKEN if facts["nodes"] > 1 else {}
+    return {"profile": name, **ON_DISK, **(CONSENT if facts["weights"] == "int4" else {}), **token}
 
 
 PROFILES = tuple(name for name, facts in FACTS["profiles"].items() if facts["notStartable"] is None)
@@ -96,5 +98,15 @@ CASES: dict[str, dict[str, Any]] = {
         "service": {"port": 80},
     },
     "tls": {**of_profile("ep8"), "tls": {"secretName": "certificate"}},
+    "two-nodes": {
+        **of_profile("dp-ep16"),
+        "replicas": 2,
+        "tls": {"secretName": "certificate"},
+        "multiNode": {
+            "networkInterface": "ens5",
+            "rdmaResources": {"rdma/hca": 8},
+            "podAnnotations": {"k8s.v1.cni.cncf.io/networks": "rdma"},
+        },
+    },
     "everything": EVERYTHING,
 }

@@ -14,8 +14,13 @@ from tests.helm.programs import HELM_4, Release, helm
 from tests.surroundings import SURROUNDINGS
 
 CHART = Path(__file__).parents[2] / "helm" / "kimi-k3-gfx942"
-MONITORING = tuple(f"monitoring.coreos.com/v1/{kind}" for kind in ("ServiceMonitor", "PrometheusRule"))
+MONITORING = tuple(
+    f"monitoring.coreos.com/v1/{kind}" for kind in ("ServiceMonitor", "PodMonitor", "PrometheusRule")
+)
 """Kinds of Prometheus' operator, as a cluster that has it tells them."""
+
+GROUPS = "leaderworkerset.x-k8s.io/v1"
+"""What makes groups of pods for a deployment over several nodes."""
 
 MINORS = ("1.29", "1.30", "1.31", "1.32", "1.33", "1.34", "1.35", "1.36", "1.37")
 """Kubernetes' minor versions that the chart is for."""
@@ -56,7 +61,7 @@ def template(
     values: Values,
     *,
     chart: Path = CHART,
-    apis: Sequence[str] = MONITORING,
+    apis: Sequence[str] = (*MONITORING, GROUPS),
     minor: str = "1.35",
     release: Release = HELM_4,
     further: Sequence[str | Path] = (),
@@ -91,9 +96,26 @@ def one(found: Sequence[Object], kind: str, suffix: str = "") -> Object:
     return chosen
 
 
+def engine_pod(found: Sequence[Object]) -> Object:
+    """The template of the pod that serves the API."""
+    (pod,) = [template for name, template in pod_templates(found) if name in ("template", "leaderTemplate")]
+    return pod
+
+
+def pod_templates(found: Sequence[Object]) -> list[tuple[str, Object]]:
+    """The templates of the engine's pods, by what they are called in their object."""
+    for each in found:
+        if each["kind"] == "Deployment":
+            return [("template", each["spec"]["template"])]
+        if each["kind"] == "LeaderWorkerSet":
+            group = each["spec"]["leaderWorkerTemplate"]
+            return [(name, group[name]) for name in ("leaderTemplate", "workerTemplate")]
+    raise AssertionError("nothing makes pods")
+
+
 def containers(found: Sequence[Object]) -> dict[str, Object]:
     """The containers of the engine's pod by their names, those that come first included."""
-    spec = one(found, "Deployment")["spec"]["template"]["spec"]
+    spec = engine_pod(found)["spec"]
     return {each["name"]: each for each in (*spec["initContainers"], *spec["containers"])}
 
 

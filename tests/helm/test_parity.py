@@ -18,7 +18,7 @@ import pytest
 from kimi_k3.checkpoint import read_config
 from kimi_k3.cli.application import run
 from tests.helm.cases import EVERYTHING, FACTS, GATEWAYS, PROFILES, of_profile
-from tests.helm.rendering import MONITORING, Object, containers, merged, one, rendered
+from tests.helm.rendering import MONITORING, Object, containers, engine_pod, merged, one, rendered
 from tests.surroundings import SURROUNDINGS
 
 CONFIG = Path(__file__).parents[1] / "checkpoint" / "data" / "k3-config.json"
@@ -97,6 +97,10 @@ def test_what_is_run(
     state = tmp_path / "state"
     place = {"--state-dir=/state": f"--state-dir={state}", found["args"][1]: str(tmp_path)}
     arguments = [place.get(each, each) for each in found["args"]]
+    # What a LeaderWorkerSet gives its pods.
+    group = {"LWS_WORKER_INDEX": "0", "LWS_LEADER_ADDRESS": "FIRST_NODE"}
+    for name, value in group.items():
+        arguments = [each.replace(f"$({name})", value) for each in arguments]
     argv, environment = would_run(arguments)
     wanted = plan(tmp_path, values.get("profile", "ep8"), further)
     served = wanted["argv"][1:]
@@ -104,7 +108,9 @@ def test_what_is_run(
     assert argv == served
     for name, value in wanted["env"].items():
         assert name in OF_A_START or environment[name] == value, name
-    assert "env" not in found
+    own = {each["name"] for each in found.get("env", ())}
+    several = FACTS["profiles"][wanted["profile"]]["nodes"] > 1
+    assert own == ({"VLLM_HOST_IP", "KIMI_K3_SIDECAR_TOKEN_FILE"} if several else set())
 
 
 @pytest.mark.parametrize("profile", PROFILES)
@@ -112,11 +118,11 @@ def test_seconds(profile: str, tmp_path: Path) -> None:
     """The time budgets of a pod are those of the plan."""
     budgets = plan(tmp_path, profile, ())["budgets"]
     found = rendered(merged(of_profile(profile), {"startup": {"pullSeconds": 0}}))
-    pod = one(found, "Deployment")["spec"]
     probe = containers(found)["engine"]["startupProbe"]
-    assert pod["template"]["spec"]["terminationGracePeriodSeconds"] == budgets["termination_grace"]
+    assert engine_pod(found)["spec"]["terminationGracePeriodSeconds"] == budgets["termination_grace"]
     assert probe["failureThreshold"] * probe["periodSeconds"] == budgets["startup_probe"]
-    assert pod["progressDeadlineSeconds"] == budgets["progress_deadline"]
+    if FACTS["profiles"][profile]["nodes"] == 1:
+        assert one(found, "Deployment")["spec"]["progressDeadlineSeconds"] == budgets["progress_deadline"]
 
 
 def test_preflight_is_asked_about_the_same() -> None:

@@ -17,12 +17,15 @@ from tests.helm.cases import CASES, EVERYTHING, FACTS, GATEWAYS, PROFILES, of_pr
 from tests.helm.programs import HELM_3, HELM_4, Release
 from tests.helm.rendering import (
     CHART,
+    GROUPS,
     MINORS,
     MONITORING,
     Object,
     containers,
+    engine_pod,
     merged,
     one,
+    pod_templates,
     ran,
     rendered,
     template,
@@ -41,7 +44,81 @@ def test_kubernetes_takes_it(case: str, minor: str) -> None:
             kubernetes_validate.validate(found, minor, strict=True)
         except kubernetes_validate.SchemaNotFoundError:
             unknown.add(f"{found['apiVersion']}/{found['kind']}")
-    assert unknown <= {*MONITORING, *(f"{GATEWAYS[0]}/HTTPRoute", f"{GATEWAYS[1]}/InferencePool")}
+    assert unknown <= {
+        *MONITORING,
+        f"{GROUPS}/LeaderWorkerSet",
+        "gateway.networking.k8s.io/v1/HTTPRoute",
+        "inference.networking.k8s.io/v1/InferencePool",
+    }
+
+
+SEVERAL = [name for name in CASES if name in ("pp2-tp8", "dp-ep16", "two-nodes")]
+
+
+@pytest.mark.parametrize("minor", MINORS)
+@pytest.mark.parametrize("case", SEVERAL)
+def test_pods_of_a_group(case: str, minor: str) -> None:
+    """A LeaderWorkerSet's own schema is not at hand, but those of the pods that it makes are."""
+    for _, pod in pod_templates(rendered(CASES[case], apis=APIS, minor=minor)):
+        kind = {"apiVersion": "v1", "kind": "PodTemplate", "metadata": {"name": "pod"}, "template": pod}
+        kubernetes_validate.validate(kind, minor, strict=True)
+
+
+@pytest.mark.parametrize("case", SEVERAL)
+def test_a_group(case: str) -> None:
+    """As many pods as nodes, all at once, restarted by their supervisors; only the first has a Service."""
+    found = rendered(CASES[case], apis=APIS)
+    assert "Deployment" not in {each["kind"] for each in found}
+    spec = one(found, "LeaderWorkerSet")["spec"]
+    assert set(spec) == {
+        "replicas", "startupPolicy", "rolloutStrategy", "networkConfig", "leaderWorkerTemplate"
+    }  # fmt: skip
+    assert spec["startupPolicy"] == "LeaderCreated"
+    assert spec["rolloutStrategy"]["rollingUpdateConfiguration"] == {"maxUnavailable": 1, "maxSurge": 0}
+    group = spec["leaderWorkerTemplate"]
+    assert (group["size"], group["restartPolicy"]) == (2, "None")
+    leader, worker = group["leaderTemplate"], group["workerTemplate"]
+    # The same but for one label: each pod learns from its environment which it is.
+    assert leader["spec"] == worker["spec"]
+    labels = [each["metadata"]["labels"] for each in (leader, worker)]
+    assert [each.pop("app.kubernetes.io/component") for each in labels] == ["engine", "worker"]
+    for service in (each for each in found if each["kind"] == "Service"):
+        assert service["spec"]["selector"]["app.kubernetes.io/component"] == "engine"
+    arguments = containers(found)["engine"]["args"]
+    assert "--node-rank=$(LWS_WORKER_INDEX)" in arguments
+    assert "--leader-address=$(LWS_LEADER_ADDRESS)" in arguments
+
+
+def test_what_a_group_needs_of_its_network() -> None:
+    """Adapters, an interface and further networks; between its pods every port is open, to nobody else."""
+    found = rendered(CASES["two-nodes"], apis=APIS)
+    engine = containers(found)["engine"]
+    assert engine["resources"]["limits"]["rdma/hca"] == engine["resources"]["requests"]["rdma/hca"] == "8"
+    given = {each["name"]: each for each in engine["env"]}
+    assert given["NCCL_SOCKET_IFNAME"]["value"] == given["GLOO_SOCKET_IFNAME"]["value"] == "ens5"
+    assert given["VLLM_HOST_IP"]["valueFrom"]["fieldRef"]["fieldPath"] == "status.podIP"
+    assert engine_pod(found)["metadata"]["annotations"]["k8s.v1.cni.cncf.io/networks"] == "rdma"
+    assert "--leader-sidecar=https://$(LWS_LEADER_ADDRESS):8001" in engine["args"]
+    assert "--ca-file=/run/secrets/tls/ca.crt" in engine["args"]
+    policy = one(found, "NetworkPolicy", "gfx942")["spec"]
+    (peers,) = [each["from"] for each in policy["ingress"] if "ports" not in each]
+    assert peers == [{"podSelector": policy["podSelector"]}]
+    assert policy["egress"][0] == {"to": peers}
+
+
+def test_a_groups_pods_are_watched() -> None:
+    """The others' sidecars are behind no Service."""
+    monitor = one(rendered(CASES["pp2-tp8"], apis=APIS), "PodMonitor")["spec"]
+    assert monitor["selector"]["matchLabels"]["app.kubernetes.io/component"] == "worker"
+    assert "PodMonitor" not in {each["kind"] for each in rendered(CASES["ep8"], apis=APIS)}
+
+
+def test_the_nodes_network() -> None:
+    """Where RDMA needs it; and only for those who need it."""
+    host = {"multiNode": {"hostNetwork": True}}
+    pod = engine_pod(rendered(merged(of_profile("pp2-tp8"), host)))["spec"]
+    assert (pod["hostNetwork"], pod["dnsPolicy"]) == (True, "ClusterFirstWithHostNet")
+    assert "hostNetwork" not in engine_pod(rendered(merged(of_profile("ep8"), host)))["spec"]
 
 
 @pytest.mark.parametrize("case", golden.KEPT)
@@ -99,8 +176,10 @@ def pods(found: list[Object]) -> list[Object]:
     """The specification of every pod, whatever makes it."""
     made = []
     for each in found:
-        if each["kind"] in ("Deployment", "Job"):
+        if each["kind"] == "Job":
             made.append(each["spec"]["template"]["spec"])
+        elif each["kind"] in ("Deployment", "LeaderWorkerSet"):
+            made += [template["spec"] for _, template in pod_templates([each])]
         elif each["kind"] == "Pod":
             made.append(each["spec"])
     return made
@@ -156,7 +235,8 @@ def test_one_budget(profile: str) -> None:
     probe = engine["startupProbe"]
     assert "--start-timeout=3000" in engine["args"]
     assert probe["periodSeconds"] * probe["failureThreshold"] == 3120
-    assert one(found, "Deployment")["spec"]["progressDeadlineSeconds"] == 3280
+    if FACTS["profiles"][profile]["nodes"] == 1:
+        assert one(found, "Deployment")["spec"]["progressDeadlineSeconds"] == 3280
     assert "livenessProbe" in engine, "gated by the startup probe of the same container"
 
 
@@ -165,7 +245,7 @@ def test_gpus(profile: str) -> None:
     """As many as the profile's node has, in requests and limits alike, where such GPUs are."""
     facts = FACTS["profiles"][profile]
     found = rendered(of_profile(profile))
-    spec = one(found, "Deployment")["spec"]["template"]["spec"]
+    spec = engine_pod(found)["spec"]
     asked = {name: each["resources"] for name, each in containers(found).items()}
     if not facts["gpusPerNode"]:
         assert "affinity" not in spec
@@ -206,7 +286,7 @@ def test_every_probe_follows_tls() -> None:
 def test_every_port_and_label_leads_somewhere(case: str) -> None:
     """A Service, a monitor, a policy or a route that points past the pods is silent about it."""
     found = rendered(CASES[case], apis=APIS)
-    pod = one(found, "Deployment")["spec"]["template"]
+    pod = engine_pod(found)
     named = {
         port["name"]: port["containerPort"]
         for each in containers(found).values()
@@ -242,7 +322,10 @@ def test_every_port_and_label_leads_somewhere(case: str) -> None:
                 assert targets[backend["name"], backend["port"]] == 8000
     policy = next(each for each in found if each["kind"] == "NetworkPolicy")
     assert policy["spec"]["podSelector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
-    assert {port["port"] for rule in policy["spec"]["ingress"] for port in rule["ports"]} == {8000, 8001}
+    assert {port["port"] for rule in policy["spec"]["ingress"] for port in rule.get("ports", ())} == {
+        8000,
+        8001,
+    }
 
 
 def test_where_the_checkpoint_is() -> None:
@@ -261,11 +344,7 @@ def test_where_the_checkpoint_is() -> None:
         ),
     ):
         found = rendered(values, apis=APIS)
-        (mounted,) = [
-            each
-            for each in one(found, "Deployment")["spec"]["template"]["spec"]["volumes"]
-            if each["name"] == "model"
-        ]
+        (mounted,) = [each for each in engine_pod(found)["spec"]["volumes"] if each["name"] == "model"]
         assert mounted == {"name": "model", **volume}
         engine = containers(found)["engine"]
         assert engine["args"][1] == checkpoint
@@ -335,7 +414,7 @@ def test_a_new_chart_restarts_nothing_that_it_does_not_change(tmp_path: Path) ->
 def test_selectors_do_not_take_other_pods() -> None:
     """A Service that also selected the download or the test would send requests there."""
     found = rendered(EVERYTHING, apis=APIS)
-    labels = one(found, "Deployment")["spec"]["template"]["metadata"]["labels"]
+    labels = engine_pod(found)["metadata"]["labels"]
     others = [one(found, "Job")["spec"]["template"]["metadata"]["labels"]]
     others.append(one(found, "Pod")["metadata"]["labels"])
     selectors = [each["spec"]["selector"] for each in found if each["kind"] == "Service"]

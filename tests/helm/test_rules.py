@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from tests.helm.cases import CPU, GATEWAYS, ON_DISK, of_profile
+from tests.helm.cases import CPU, GATEWAYS, ON_DISK, TOKEN, of_profile
 from tests.helm.rendering import MONITORING, Refused, merged, template
 
 EP8 = of_profile("ep8")
@@ -35,7 +35,19 @@ RULES: dict[str, Rule] = {
         {**CPU, "weights": {"format": "int4", "acceptLossy": True}},
     ),
     "an unknown profile": Rule({**EP8, "profile": "ep9"}, '"ep9" is not known; use one of', EP8),
-    "a profile of two nodes": Rule({**EP8, "profile": "pp2-tp8"}, "spans 2 nodes", EP8),
+    "two nodes that do not know each other": Rule(
+        {**EP8, "profile": "pp2-tp8"}, "auth.sidecarTokenSecret.name: is empty", of_profile("pp2-tp8")
+    ),
+    "two nodes by an override": Rule(
+        {**CPU, "overrides": {"nodes": 2, "pipeline-parallel-size": 2}},
+        "auth.sidecarTokenSecret.name: is empty",
+        {**CPU, **TOKEN, "overrides": {"nodes": 2, "pipeline-parallel-size": 2}},
+    ),
+    "one journal for two nodes": Rule(
+        {**of_profile("pp2-tp8"), "storage": {"state": {"persistent": True}}},
+        "storage.state.persistent",
+        of_profile("pp2-tp8"),
+    ),
     "a profile with a draft": Rule({**EP8, "profile": "ep8-dspark"}, "use another profile", EP8),
     "no checkpoint": Rule({"weights": {"acceptLossy": True}}, "nothing says where the checkpoint is", EP8),
     "two checkpoints": Rule(
@@ -48,7 +60,7 @@ RULES: dict[str, Rule] = {
     ),
     "a download for several nodes into a volume of one": Rule(
         {**DOWNLOAD, "replicas": 2},
-        "model.download.accessModes: [ReadWriteOnce] attaches the volume to one node, and 2 replicas",
+        "model.download.accessModes: [ReadWriteOnce] attaches the volume to one node, and 2 pods",
         merged({**DOWNLOAD, "replicas": 2}, {"model": {"download": {"accessModes": ["ReadWriteMany"]}}}),
     ),
     "a cache for several nodes in a volume of one": Rule(
@@ -154,7 +166,7 @@ def test_what_a_cluster_lacks(values: dict[str, Any], missing: str) -> None:
 
 def test_monitoring_is_left_out_where_it_is_unknown() -> None:
     """It is on by default, and most clusters to try something on have no operator."""
-    for kind, api in zip(("ServiceMonitor", "PrometheusRule"), MONITORING, strict=True):
+    for kind, api in zip(("ServiceMonitor", "PrometheusRule"), (MONITORING[0], MONITORING[2]), strict=True):
         assert f"kind: {kind}" not in template(EP8, apis=())
         assert f"kind: {kind}" in template(EP8)
         # A cluster may have one of them only: the agent's mode has no rules.

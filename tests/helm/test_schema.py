@@ -80,6 +80,7 @@ def test_the_full_values_are_taken() -> None:
 
 
 MAPS = {("scheduling", "nodeSelector"), ("service", "annotations"), ("monitoring", "dashboards", "labels")}
+MAPS |= {("multiNode", "podAnnotations"), ("multiNode", "rdmaResources")}
 MAPS |= {("monitoring", kind, "additionalLabels") for kind in ("serviceMonitor", "rules")}
 STRICT = [
     path

@@ -170,7 +170,7 @@ def test_each_rank_has_its_cores() -> None:
 
 
 def test_of_several_nodes_only_the_first_has_an_api() -> None:
-    """Each is told which it is and where the first is; what only an API server knows the others are not told."""
+    """Each is told which it is and where the first is; what only an API server knows is left out."""
     profile = changed(INT4.profile, {"nodes": 2, "pipeline_parallel_size": 2}, given="2")
     first, other = (
         launch(replace(INT4, profile=profile, place=Place(node=node, nodes=2, leader="k3-0"), guarded=True))

@@ -44,10 +44,15 @@ app.kubernetes.io/component: engine
 
 {{/* All pods of a deployment over several nodes, of which those with the API are "engine". */}}
 {{- define "kimi-k3.nodesSelector" -}}
+{{- if eq (include "kimi-k3.facts" . | fromJson | dig "nodes" 1 | int) 1 -}}
+matchLabels:
+  {{- include "kimi-k3.engineSelector" . | nindent 2 }}
+{{- else -}}
 matchLabels:
   {{- include "kimi-k3.selector" . | nindent 2 }}
 matchExpressions:
   - {key: app.kubernetes.io/component, operator: In, values: [engine, worker]}
+{{- end -}}
 {{- end -}}
 
 {{- define "kimi-k3.serviceAccount" -}}
