@@ -78,7 +78,11 @@ def test_a_group(case: str) -> None:
     group = spec["leaderWorkerTemplate"]
     assert (group["size"], group["restartPolicy"]) == (2, "None")
     leader, worker = group["leaderTemplate"], group["workerTemplate"]
-    # The same but for one label: each pod learns from its environment which it is.
+    # The same but for one label and patience: each pod learns from its environment which it is.
+    patience = [
+        each["spec"]["containers"][0]["startupProbe"].pop("failureThreshold") for each in (leader, worker)
+    ]
+    assert patience[1] == 2 * patience[0]
     assert leader["spec"] == worker["spec"]
     labels = [each["metadata"]["labels"] for each in (leader, worker)]
     assert [each.pop("app.kubernetes.io/component") for each in labels] == ["engine", "worker"]

@@ -47,6 +47,7 @@ pytestmark = [
 class Pair:
     """Both nodes, ready; the first one as a deployment."""
 
+    layout: str
     first: Deployment
     second: subprocess.Popen[bytes]
     family: Family
@@ -96,7 +97,7 @@ def pair(
         family = Family(nodes[0].pid)
         _wait(first, nodes, directory)
         family.look()
-        yield Pair(first, nodes[1], family, (sidecars[0], sidecars[1]))
+        yield Pair(request.param, first, nodes[1], family, (sidecars[0], sidecars[1]))
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -145,7 +146,8 @@ def test_stopping_one_node_finishes_requests_on_both(pair: Pair) -> None:
     asking = threading.Thread(target=lambda: answers.append(len(pair.first.complete([1, 2, 3], 150))))
     asking.start()
     time.sleep(1.0)
-    pair.second.send_signal(signal.SIGTERM)
+    asked = {"two-stages": pair.second, "experts-of-both": pair.first.supervisor}[pair.layout]
+    asked.send_signal(signal.SIGTERM)
     asking.join()
     assert answers == [150]
     assert pair.first.supervisor.wait(90) == 0

@@ -24,6 +24,7 @@ from kimi_k3.journal.models import (
     failure_file,
     rank_file,
 )
+from kimi_k3.journal.reader import read_journal
 from kimi_k3.journal.writer import now, write_record
 from kimi_k3.words.environment import EngineEnvironment
 from kimi_k3.words.phases import Phase
@@ -106,11 +107,27 @@ def load(behaviours: set[str]) -> None:
         if "but-lives" in behaviours:
             time.sleep(600)
         sys.exit(1)
+    if asked.nodes > 1 and not asked.headless:
+        _await_others(told.state_dir, asked)
     if "no-ranks" not in behaviours:
         for rank in asked.ranks_here:
             report_rank(rank, asked, told, behaviours)
     say("INFO Loading weights took 0.10 seconds")
     say("INFO Model loading took 0.1 GiB memory and 0.200000 seconds")
+
+
+def _await_others(state_dir: Path, asked: SupervisorRecord) -> None:
+    """As vLLM, whose ranks load together: until those of the other nodes have, or should have reported."""
+    others = [rank for rank in range(asked.world_size) if rank not in asked.ranks_here]
+    while True:
+        seen = read_journal(state_dir)
+        reported = {rank.rank for rank in seen.ranks}
+        loaded = {
+            node.node for node in seen.nodes if node.supervisor.phase.position >= Phase.COMPILING.position
+        }
+        if reported >= set(others) or len(loaded) == asked.nodes - 1:
+            return
+        time.sleep(0.1)
 
 
 def report_rank(rank: int, asked: SupervisorRecord, told: EngineEnvironment, behaviours: set[str]) -> None:

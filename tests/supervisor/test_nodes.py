@@ -171,6 +171,20 @@ def test_all_nodes_stop_together(nodes: Nodes, asked: int) -> None:
     assert ending(running[0]).at <= ending(running[1]).at
 
 
+def test_an_engine_that_goes_with_the_first_node(nodes: Nodes) -> None:
+    """The first node's end breaks the other's engine, perhaps before that was told; nothing has failed."""
+    first, second = nodes.serving()
+    record = second.record()
+    assert record is not None
+    assert record.engine_pid is not None
+    first.process.send_signal(signal.SIGTERM)
+    eventually(lambda: (seen := first.record()) is not None and seen.phase is not Phase.READY)
+    os.kill(record.engine_pid, signal.SIGKILL)
+    for each in (first, second):
+        code, out, err = each.finish()
+        assert code == 0, (out, err)
+
+
 def test_a_node_that_waits_for_the_first_one(nodes: Nodes) -> None:
     """Nobody knows which pod is scheduled first; it says for whom it waits, and can be stopped meanwhile."""
     nodes.sidecar(1)
@@ -240,7 +254,7 @@ def test_a_first_node_that_is_killed(nodes: Nodes) -> None:
 
 
 def test_a_node_that_begins_anew(nodes: Nodes) -> None:
-    """Its ranks of the first node's start are gone; it becomes a part of the next start."""
+    """Its ranks of the first node's start are gone; it becomes part of the next start."""
     first, second = nodes.serving()
     second.process.kill()
     second.process.communicate()

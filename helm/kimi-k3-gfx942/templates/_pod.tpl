@@ -119,7 +119,8 @@ spec:
         httpGet: {path: /startupz, port: {{ int $facts.sidecarPort }}, scheme: {{ include "kimi-k3.scheme" . | upper }}}
         periodSeconds: 10
         timeoutSeconds: 5
-        failureThreshold: {{ divf $facts.probe 10 | ceil | int }}
+        {{- /* Another node may wait for the first one as long as a start takes. */}}
+        failureThreshold: {{ mulf (ternary 2 1 (eq $component "worker")) (divf $facts.probe 10 | ceil) | int }}
       readinessProbe:
         httpGet: {path: /readyz, port: {{ int $facts.sidecarPort }}, scheme: {{ include "kimi-k3.scheme" . | upper }}}
         periodSeconds: 5

@@ -212,6 +212,8 @@ def _of_engine(seen: Observation) -> Values:
         yield m.READY, (), 0
     elif health is not None:
         yield m.READY, (), health.healthy
+    elif seen.journal.supervisor is not None and seen.journal.supervisor.headless:
+        yield m.READY, (), 1
     if health is not None:
         yield m.ENGINE_HEALTHY, (), health.healthy
         yield m.ENGINE_CHECK_DURATION, (), health.seconds

@@ -42,6 +42,9 @@ before the start is ended."""
 GONE_SECONDS = 1.0
 """A process that is gone: vLLM gets so long to say why. The journal shall tell within 2 s."""
 
+LEFT_ALONE_SECONDS = 0.8
+"""For which the first node is asked whether it stops; its sidecar reads its journal at most 0.5 s late."""
+
 SERVING_FIND_SECONDS = 10.0
 """How often new processes of the engine are looked for while it serves; in a start at every look."""
 
@@ -116,6 +119,19 @@ class Follower:
             return "the first node stops" if self._start.leader.phase in LEAVING else None
         node = leaving_node(self._recent_journal())
         return None if node is None else f"node {node.node} stops"
+
+    def left_alone(self) -> str | None:
+        """What :meth:`leaving` tells once the first node has been asked again.
+
+        Its end takes this node's engine along, perhaps before this node was told.
+        """
+        deadline = time.monotonic() + LEFT_ALONE_SECONDS
+        while (leader := self._start.leader) is not None and time.monotonic() < deadline:
+            leader.tell(self._recorder.record)
+            if leader.phase in LEAVING:
+                break
+            time.sleep(0.1)
+        return self.leaving()
 
     def _look_at_nodes(self, journal: Journal) -> None:
         """Whether the other nodes are still there.

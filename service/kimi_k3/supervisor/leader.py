@@ -25,7 +25,7 @@ from kimi_k3.words.tls import trust
 
 INTERVAL_SECONDS = 1.0
 TIMEOUT_SECONDS = 5.0
-LOST_SECONDS = 60.0
+LOST_SECONDS = 180.0
 """A node that nobody has heard of for so long is lost. Longer than a sidecar takes to be started again: an
 hour of loading shall not end for that."""
 

@@ -46,6 +46,10 @@ class Recorder:
         """The present phase."""
         return self.record.phase
 
+    def begin(self) -> None:
+        """The start begins only now: what came before was waiting."""
+        self._begun = time.monotonic()
+
     def seconds(self) -> float:
         """Seconds since the start began."""
         return time.monotonic() - self._begun

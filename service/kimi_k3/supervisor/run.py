@@ -158,6 +158,8 @@ def _joined(
             )
         if not _pause(JOIN_SECONDS, recorder, signals):
             return False
+    # How long a start may take counts from when it can begin.
+    recorder.begin()
     report(f"part of the first node's start ({leader.url})")
     return True
 
@@ -229,7 +231,12 @@ def _run_engine(
         ):
             follower = Follower(start, recorder, child, health, heart, group, scanner, report=report)
             while not signals and (why := follower.leaving()) is None:
-                follower.look(announced)
+                try:
+                    follower.look(announced)
+                except EngineFailure:
+                    if (why := follower.left_alone()) is None:
+                        raise
+                    break
                 recorder.beat()
                 time.sleep(TICK_SECONDS)
             why = signals[0].name if signals else why
