@@ -19,7 +19,7 @@ CPU: dict[str, Any] = yaml.safe_load((CHART / "values-cpu.yaml").read_text())
 EVERYTHING: dict[str, Any] = {
     **CONSENT,
     "profile": "ep8",
-    "overrides": {"max-model-len": 65536, "gpu-memory-utilization": 0.93, "enable-log-requests": True},
+    "overrides": {"max-model-len": 65536, "gpu-memory-utilization": 0.93, "enforce-eager": True},
     "model": {
         "servedName": "moonshotai/Kimi-K3",
         "download": {

@@ -86,7 +86,10 @@ def test_a_group(case: str) -> None:
     assert leader["spec"] == worker["spec"]
     labels = [each["metadata"]["labels"] for each in (leader, worker)]
     assert [each.pop("app.kubernetes.io/component") for each in labels] == ["engine", "worker"]
+    name = one(found, "LeaderWorkerSet")["metadata"]["name"]
     for service in (each for each in found if each["kind"] == "Service"):
+        # Its controller makes a Service of that name unless there is one, and the pods find each other by it.
+        assert service["metadata"]["name"] != name
         assert service["spec"]["selector"]["app.kubernetes.io/component"] == "engine"
     arguments = containers(found)["engine"]["args"]
     assert "--node-rank=$(LWS_WORKER_INDEX)" in arguments
@@ -122,7 +125,12 @@ def test_the_nodes_network() -> None:
     host = {"multiNode": {"hostNetwork": True}}
     pod = engine_pod(rendered(merged(of_profile("pp2-tp8"), host)))["spec"]
     assert (pod["hostNetwork"], pod["dnsPolicy"]) == (True, "ClusterFirstWithHostNet")
-    assert "hostNetwork" not in engine_pod(rendered(merged(of_profile("ep8"), host)))["spec"]
+    (policy,) = [
+        each for each in rendered(merged(of_profile("pp2-tp8"), host)) if each["kind"] == "NetworkPolicy"
+    ]
+    # Such pods are found by no selector, so the test may go anywhere by these ports.
+    assert policy["metadata"]["name"].endswith("-test")
+    assert [set(each) for each in policy["spec"]["egress"]] == [{"ports"}, {"ports"}]
 
 
 @pytest.mark.parametrize("case", golden.KEPT)

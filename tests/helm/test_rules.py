@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from tests.helm.cases import CPU, GATEWAYS, ON_DISK, TOKEN, of_profile
+from tests.helm.cases import CPU, GATEWAYS, ON_DISK, of_profile
 from tests.helm.rendering import MONITORING, Refused, merged, template
 
 EP8 = of_profile("ep8")
@@ -39,9 +39,39 @@ RULES: dict[str, Rule] = {
         {**EP8, "profile": "pp2-tp8"}, "auth.sidecarTokenSecret.name: is empty", of_profile("pp2-tp8")
     ),
     "two nodes by an override": Rule(
-        {**CPU, "overrides": {"nodes": 2, "pipeline-parallel-size": 2}},
-        "auth.sidecarTokenSecret.name: is empty",
-        {**CPU, **TOKEN, "overrides": {"nodes": 2, "pipeline-parallel-size": 2}},
+        {**EP8, "overrides": {"nodes": 2}}, "choose another profile", of_profile("pp2-tp8")
+    ),
+    "an override that nobody knows": Rule(
+        {**EP8, "overrides": {"max-modellen": 4096}},
+        "overrides.max-modellen: is not known",
+        {**EP8, "overrides": {"max-model-len": 4096}},
+    ),
+    "a network for one node": Rule(
+        {**EP8, "multiNode": {"hostNetwork": True}},
+        "multiNode.hostNetwork: profile ep8 has one node",
+        {**of_profile("pp2-tp8"), "multiNode": {"hostNetwork": True}},
+    ),
+    "GPUs as adapters": Rule(
+        {**of_profile("pp2-tp8"), "multiNode": {"rdmaResources": {"amd.com/gpu": 1}}},
+        "multiNode.rdmaResources: amd.com/gpu is the profile's",
+        {**of_profile("pp2-tp8"), "multiNode": {"rdmaResources": {"rdma/hca": 1}}},
+    ),
+    "an interface twice": Rule(
+        {
+            **of_profile("pp2-tp8"),
+            "multiNode": {"networkInterface": "eth0"},
+            "engine": {"env": {"NCCL_SOCKET_IFNAME": "eth1"}},
+        },
+        "engine.env.NCCL_SOCKET_IFNAME: is set by the chart",
+        {**of_profile("pp2-tp8"), "engine": {"env": {"NCCL_SOCKET_IFNAME": "eth1"}}},
+    ),
+    "a cache for two nodes in a volume of one": Rule(
+        {**of_profile("pp2-tp8"), "storage": {"cache": {"persistent": True}}},
+        "use ReadWriteMany, or a profile of one node",
+        {
+            **of_profile("pp2-tp8"),
+            "storage": {"cache": {"persistent": True, "accessModes": ["ReadWriteMany"]}},
+        },
     ),
     "one journal for two nodes": Rule(
         {**of_profile("pp2-tp8"), "storage": {"state": {"persistent": True}}},

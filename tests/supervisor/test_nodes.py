@@ -234,10 +234,18 @@ def test_what_fails_on_one_node_fails_the_deployment(
 
 
 def test_a_node_that_is_killed(nodes: Nodes) -> None:
-    """The first one is not ready any more at once when nothing is heard, and ends when it stays so."""
+    """The first one is not ready any more when nothing is heard; a start without it is ended."""
     first, second = nodes.serving()
     second.process.kill()
     eventually(lambda: "node-silent" in nodes.reasons())
+    assert first.process.poll() is None
+
+
+def test_a_node_that_is_killed_in_a_start(nodes: Nodes) -> None:
+    """The others' ranks would wait for it until the start's time is over."""
+    first, second = nodes.both("hangs-loading", "hangs-loading")
+    eventually(lambda: bool(nodes.ask(0, "/status").json()["nodes"]))
+    second.process.kill()
     code, _, _ = first.finish()
     assert code == ExitCode.ENGINE
     assert "nothing was heard of node 1" in ending(first).reason

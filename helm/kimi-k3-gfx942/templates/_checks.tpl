@@ -6,6 +6,7 @@ What no schema can say: values that do not go together. Each message says what i
 {{- $model := .Values.model -}}
 
 {{- $pods := mul (int .Values.replicas) (int $facts.nodes) | int -}}
+{{- $fewer := ternary "replicas=1" "a profile of one node" (eq (int $facts.nodes) 1) -}}
 
 {{- if $facts.notStartable -}}
 {{- fail (printf "profile: %s %s; use another profile" .Values.profile $facts.notStartable) -}}
@@ -31,6 +32,34 @@ What no schema can say: values that do not go together. Each message says what i
 {{- fail "model.download.revision: is empty, so what would be served is not known; give the commit of the repository" -}}
 {{- end -}}
 
+{{- range $name, $_ := .Values.overrides -}}
+{{- if eq $name "nodes" -}}
+{{- fail "overrides.nodes: how many nodes there are is the profile's; choose another profile" -}}
+{{- else if not (has $name $facts.settings) -}}
+{{- fail (printf "overrides.%s: is not known; `kimi-k3 plan DIRECTORY --set %s=VALUE` names the nearest" $name $name) -}}
+{{- end -}}
+{{- end -}}
+
+{{- $several := .Values.multiNode -}}
+{{- if eq (int $facts.nodes) 1 -}}
+{{- range $name, $value := $several -}}
+{{- if $value -}}
+{{- fail (printf "multiNode.%s: profile %s has one node; leave it out, or use a profile for several" $name $.Values.profile) -}}
+{{- end -}}
+{{- end -}}
+{{- else -}}
+{{- if hasKey $several.rdmaResources .Values.engine.gpuResource -}}
+{{- fail (printf "multiNode.rdmaResources: %s is the profile's; leave it out" .Values.engine.gpuResource) -}}
+{{- end -}}
+{{- $ours := list "VLLM_HOST_IP" "KIMI_K3_SIDECAR_TOKEN_FILE" "LWS_LEADER_ADDRESS" "LWS_GROUP_SIZE" "LWS_WORKER_INDEX" -}}
+{{- if $several.networkInterface -}}{{- $ours = concat $ours (list "NCCL_SOCKET_IFNAME" "GLOO_SOCKET_IFNAME") -}}{{- end -}}
+{{- range $name, $_ := .Values.engine.env -}}
+{{- if has $name $ours -}}
+{{- fail (printf "engine.env.%s: is set by the chart where there are several nodes; leave it out" $name) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
 {{- if gt (int $facts.nodes) 1 -}}
 {{- if not .Values.auth.sidecarTokenSecret.name -}}
 {{- fail (printf "auth.sidecarTokenSecret.name: is empty, and the %d nodes of profile %s know each other by that token; make one: kubectl create secret generic kimi-k3-sidecar --from-literal=token=$(openssl rand -hex 32)" (int $facts.nodes) .Values.profile) -}}
@@ -52,7 +81,7 @@ What no schema can say: values that do not go together. Each message says what i
 {{- end -}}
 {{- range $name, $modes := $claims -}}
 {{- if not (or (has "ReadWriteMany" $modes) (has "ReadOnlyMany" $modes)) -}}
-{{- fail (printf "%s: [%s] attaches the volume to one node, and %d pods need it on several; use ReadWriteMany, or replicas=1" $name (join ", " $modes) $pods) -}}
+{{- fail (printf "%s: [%s] attaches the volume to one node, and %d pods need it on several; use ReadWriteMany, or %s" $name (join ", " $modes) $pods $fewer) -}}
 {{- end -}}
 {{- end -}}
 {{- if $model.existingClaim -}}
@@ -60,7 +89,7 @@ What no schema can say: values that do not go together. Each message says what i
 {{- if $claim -}}
 {{- $modes := $claim.spec.accessModes -}}
 {{- if not (or (has "ReadWriteMany" $modes) (has "ReadOnlyMany" $modes)) -}}
-{{- fail (printf "model.existingClaim: %s is [%s], which one node attaches, and %d pods need it on several; use a claim with ReadWriteMany, or replicas=1" $model.existingClaim (join ", " $modes) $pods) -}}
+{{- fail (printf "model.existingClaim: %s is [%s], which one node attaches, and %d pods need it on several; use a claim with ReadWriteMany, or %s" $model.existingClaim (join ", " $modes) $pods $fewer) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
@@ -132,6 +161,6 @@ What no schema can say: values that do not go together. Each message says what i
 {{- define "kimi-k3.needs" -}}
 {{- $root := index . 0 -}}
 {{- if not ($root.Capabilities.APIVersions.Has (index . 1)) -}}
-{{- fail (printf "%s this cluster has no %s (%s); install it, or %s" (index . 2) (index . 3) (index . 1) (index . 4)) -}}
+{{- fail (printf "%s this cluster has no %s (%s); install it, or %s (`helm template` is told what there is by --api-versions %s)" (index . 2) (index . 3) (index . 1) (index . 4) (index . 1)) -}}
 {{- end -}}
 {{- end -}}

@@ -19,7 +19,8 @@ What the templates know, as JSON: the profile's facts, and what the values make 
       "enginePort" (int $known.ports.engine)
       "sidecarPort" (int $known.ports.sidecar)
       "gpus" (int $profile.gpusPerNode)
-      "nodes" (.Values.overrides.nodes | default $profile.nodes | int)
+      "nodes" (int $profile.nodes)
+      "settings" $known.settings
       "deviceIds" $profile.deviceIds
       "gpuNames" $profile.gpuNames
       "notStartable" ($profile.notStartable | default "")

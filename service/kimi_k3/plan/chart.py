@@ -17,7 +17,9 @@ from kimi_k3.plan.budget import (
     READY_TIMEOUT_MARGIN_SECONDS,
     TEARDOWN_SECONDS,
 )
+from kimi_k3.plan.chosen import known_flags
 from kimi_k3.plan.compose import fitting_gpus
+from kimi_k3.plan.overrides import settable
 from kimi_k3.profiles.load import load_profile, profile_names
 from kimi_k3.profiles.schema import Profile
 from kimi_k3.words.addresses import ENGINE_PORT, SIDECAR_PORT
@@ -35,6 +37,7 @@ def chart_facts() -> dict[str, Any]:
             "progressDeadline": READY_TIMEOUT_MARGIN_SECONDS + 2 * PROBE_MARGIN_SECONDS,
             "teardown": TEARDOWN_SECONDS,
         },
+        "settings": settable(known_flags()),
         "profiles": {name: _facts(load_profile(name)) for name in profile_names()},
     }
 

@@ -20,8 +20,7 @@ def chosen_profile(name: str, options: Options) -> Profile:
     profile = load_profile(name)
     if not options.settings:
         return profile
-    known = {flag for each in profile_names() for flag in load_profile(each).flags}
-    changed = with_settings(profile, options.settings, known)
+    changed = with_settings(profile, options.settings, known_flags())
     for setting in options.settings:
         key = setting.partition("=")[0]
         if getattr(options, key.replace("-", "_"), None) is not None:
@@ -31,3 +30,8 @@ def chosen_profile(name: str, options: Options) -> Profile:
                 exit_code=ExitCode.USAGE,
             )
     return changed
+
+
+def known_flags() -> set[str]:
+    """The vLLM flags that any profile knows, which are those that an operator may set."""
+    return {flag for each in profile_names() for flag in load_profile(each).flags}

@@ -7,7 +7,9 @@ API (``--headless``). vLLM numbers the ranks node by node.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from ipaddress import ip_address
 
 from kimi_k3.errors import ExitCode, OperatorError
 from kimi_k3.profiles.schema import Profile
@@ -61,13 +63,21 @@ def place(profile: Profile, node: int | None, leader: str | None) -> Place | Non
             f"--node-rank {node}: profile {profile.name} has {profile.nodes} nodes",
             f"give 0 to {profile.nodes - 1}; 0 is the one that serves the API",
         )
-    if leader is not None and (not leader or any(mark in leader for mark in "/ \t@?#") or leader[0] == "-"):
+    if leader is not None and not _is_host(leader):
         raise _usage(
             f"--leader-address {leader!r}: is no host name or address",
             "give that of the first node alone, without a scheme or a port",
         )
     address = FIRST_NODE if leader is None else require_text("--leader-address", leader)
     return Place(node=node or 0, nodes=profile.nodes, leader=address)
+
+
+def _is_host(text: str) -> bool:
+    """Whether a text is a host's name or address, and nothing beside it."""
+    try:
+        return bool(ip_address(text))
+    except ValueError:
+        return re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?\.?", text) is not None
 
 
 def require_place(profile: Profile, node: int | None, leader: str | None) -> None:

@@ -50,8 +50,7 @@ def with_settings(profile: Profile, settings: Iterable[str], flags: Iterable[str
     Raises:
         OperatorError: a name that nobody knows (names the nearest), or a value that the profile cannot have.
     """
-    known = [flag.removeprefix("--") for flag in sorted(flags)]
-    names = [*(name.replace("_", "-") for name in (*SIZES, *TIMEOUTS)), *known]
+    names = settable(flags)
     changes: dict[str, Any] = {}
     given: list[str] = []
     for setting in settings:
@@ -68,6 +67,16 @@ def with_settings(profile: Profile, settings: Iterable[str], flags: Iterable[str
         changes[key] = _value(text)
         _check_value(profile, key, changes[key], given[-1])
     return changed(profile, changes, given=" ".join(given)) if changes else profile
+
+
+def settable(flags: Iterable[str]) -> list[str]:
+    """Every name that :func:`with_settings` knows.
+
+    Args:
+        flags: that profiles know, ``--`` included.
+    """
+    own = [name.replace("_", "-") for name in (*SIZES, *TIMEOUTS)]
+    return [*own, *(flag.removeprefix("--") for flag in sorted(flags))]
 
 
 def changed(profile: Profile, changes: Mapping[str, Any], *, given: str) -> Profile:

@@ -139,11 +139,12 @@ class Follower:
         Raises:
             OperatorError: one is not.
         """
+        serving = self._recorder.phase in SERVING
         if (leader := self._start.leader) is None:
-            why = lost_node(journal, now())
+            why = lost_node(journal, now(), serving=serving)
         elif leader.refusal is not None:
             why = f"the first node: {leader.refusal}"
-        elif leader.silence() > LOST_SECONDS:
+        elif leader.silence() > LOST_SECONDS and not serving:
             why = f"the first node has not answered for {leader.silence():.0f} s: {leader.problem}"
         elif leader.phase is Phase.FAILED and leader.record is not None and leader.record.ending is not None:
             why = f"the first node failed: {leader.record.ending.reason}"

@@ -26,8 +26,8 @@ from kimi_k3.words.tls import trust
 INTERVAL_SECONDS = 1.0
 TIMEOUT_SECONDS = 5.0
 LOST_SECONDS = 180.0
-"""A node that nobody has heard of for so long is lost. Longer than a sidecar takes to be started again: an
-hour of loading shall not end for that."""
+"""A node that nobody has heard of for so long of a start is lost. Longer than a sidecar takes to be started
+again: an hour of loading shall not end for that."""
 
 CONFLICT = 409
 """What the first node's sidecar answers when there is no start to join, or another one than this node's."""
@@ -58,14 +58,20 @@ class Leader:
         self._start_id: str | None = None
         self._told: dict[int, RankRecord] = {}
         self._answered_at = time.monotonic()
-        self._client = httpx.Client(
-            base_url=url,
-            headers={"Authorization": f"Bearer {token}"},
-            timeout=TIMEOUT_SECONDS,
-            verify=trust(url, authorities) if url.startswith("https:") else True,
-            trust_env=False,
-            transport=transport,
-        )
+        self._one_at_a_time = threading.Lock()
+
+        def connect() -> httpx.Client:
+            return httpx.Client(
+                base_url=url,
+                headers={"Authorization": f"Bearer {token}"},
+                timeout=TIMEOUT_SECONDS,
+                verify=trust(url, authorities) if url.startswith("https:") else True,
+                trust_env=False,
+                transport=transport,
+            )
+
+        self._connect: Callable[[], httpx.Client] = connect
+        self._client = self._connect()
 
     @property
     def joined(self) -> bool:
@@ -110,16 +116,18 @@ class Leader:
         """
         if self._start_id is None or self.refusal is not None:
             return
-        answer = self._put(own.node, NodeReport(start_id=self._start_id, supervisor=own))
-        if answer is None:
-            return
-        self.record = answer
-        for rank in ranks:
-            if self._told.get(rank.rank) != rank:
-                theirs = rank.model_copy(update={"start_id": self._start_id})
-                if self._send(f"/nodes/{own.node}/ranks/{rank.rank}", theirs.model_dump_json()) is None:
-                    return
-                self._told[rank.rank] = rank
+        # The loop that looks at the engine asks, too, when that is gone.
+        with self._one_at_a_time:
+            answer = self._put(own.node, NodeReport(start_id=self._start_id, supervisor=own))
+            if answer is None:
+                return
+            self.record = answer
+            for rank in ranks:
+                if self._told.get(rank.rank) != rank:
+                    theirs = rank.model_copy(update={"start_id": self._start_id})
+                    if self._send(f"/nodes/{own.node}/ranks/{rank.rank}", theirs.model_dump_json()) is None:
+                        return
+                    self._told[rank.rank] = rank
 
     def close(self) -> None:
         """Close the connection."""
@@ -141,6 +149,9 @@ class Leader:
             answer = self._client.put(path, content=body, headers={"Content-Type": "application/json"})
         except (httpx.HTTPError, OSError) as error:
             self.problem = printable(str(error) or type(error).__name__)
+            # The authority may have been renewed since its file was read.
+            self._client.close()
+            self._client = self._connect()
             return None
         self._answered_at = time.monotonic()
         if answer.is_success:

@@ -13,10 +13,11 @@ from kimi_k3.words.phases import Phase
 LEAVING = (Phase.DRAINING, Phase.STOPPED)
 
 
-def lost_node(journal: Journal, now: datetime) -> str | None:
+def lost_node(journal: Journal, now: datetime, *, serving: bool) -> str | None:
     """Why the deployment cannot go on without one of its nodes; ``None`` if it can, as far as is known.
 
-    A journal that can take no record does not tell that a node is silent.
+    A journal that can take no record does not tell that a node is silent. Nor is silence the end of what is
+    served: it takes readiness, and whether the engine hangs is seen by its heartbeat.
     """
     for node in journal.nodes:
         if node.superseded:
@@ -24,7 +25,12 @@ def lost_node(journal: Journal, now: datetime) -> str | None:
         if node.supervisor.phase is Phase.FAILED and node.supervisor.ending is not None:
             return f"node {node.node} failed: {node.supervisor.ending.reason}"
         silence = (now - node.heard_at).total_seconds()
-        if silence > LOST_SECONDS and journal.unwritable is None and node.supervisor.ending is None:
+        if (
+            not serving
+            and silence > LOST_SECONDS
+            and journal.unwritable is None
+            and node.supervisor.ending is None
+        ):
             return f"nothing was heard of node {node.node} for {silence:.0f} s"
     return None
 
