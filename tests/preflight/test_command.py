@@ -159,7 +159,7 @@ def test_a_checkpoint_that_the_profile_cannot_cut(
     assert states(found)["gpu-count"] is State.PASS
 
 
-@pytest.mark.parametrize("profile", ["pp2-tp8", "dp-ep16", "ep8-dspark"])
+@pytest.mark.parametrize("profile", ["ep8-dspark"])
 def test_a_profile_that_no_start_takes(node: Node, capsys: pytest.CaptureFixture[str], profile: str) -> None:
     """In the words of the start that would refuse it."""
     with pytest.raises(OperatorError) as refused:

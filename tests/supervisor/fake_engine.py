@@ -109,6 +109,9 @@ def load(behaviours: set[str]) -> None:
         sys.exit(1)
     if asked.nodes > 1 and not asked.headless:
         _await_others(told.state_dir, asked)
+    if "dies-after-others" in behaviours:
+        say("RuntimeError: the shard is not what it seems")
+        sys.exit(1)
     if "no-ranks" not in behaviours:
         for rank in asked.ranks_here:
             report_rank(rank, asked, told, behaviours)
