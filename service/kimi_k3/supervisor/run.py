@@ -44,7 +44,7 @@ died the last one is gone."""
 JOIN_SECONDS = 1.0
 """How often another node asks the first one whether it may join."""
 
-SILENT_SECONDS = 5.0
+SILENT_SECONDS = 20.0
 """A first node that says nothing for so long while both stop has ended."""
 
 CORE_SECONDS = 3.0
