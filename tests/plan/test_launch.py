@@ -192,10 +192,11 @@ def test_of_several_nodes_only_the_first_has_an_api() -> None:
 
 def test_the_key_goes_only_into_the_childs_environment() -> None:
     """A launch can be printed; our own variable with the key does not go on to the engine."""
-    inherited = {"PATH": "/bin", "KIMI_K3_API_KEY": "secret"}
+    inherited = {"PATH": "/bin", "KIMI_K3_API_KEY": "secret", "KIMI_K3_SIDECAR_TOKEN": "secret"}
     environment = child_environment(launch(DEPLOYMENT), inherited, api_key="secret")
     assert environment["VLLM_API_KEY"] == "secret"
     assert "KIMI_K3_API_KEY" not in environment
+    assert "KIMI_K3_SIDECAR_TOKEN" not in environment
     assert environment["PATH"] == "/bin"
     assert "secret" not in repr(launch(DEPLOYMENT))
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,9 @@ import pytest
 from fastapi.testclient import TestClient
 from pydantic import SecretStr
 
-from kimi_k3.journal.models import NodeReport, Record, SupervisorRecord
+from kimi_k3.journal.models import NodeReport, Record, SupervisorRecord, node_file
 from kimi_k3.journal.reader import MAX_RECORD_BYTES, read_journal
+from kimi_k3.journal.writer import write_record
 from kimi_k3.sidecar.app import create_app
 from kimi_k3.sidecar.settings import Settings
 
@@ -60,14 +62,14 @@ def test_asking_leaves_nothing(directory: Path) -> None:
 @pytest.mark.parametrize(
     ("path", "body", "status", "said"),
     [
-        ("/nodes/1", report(start_id="another"), 409, "begun another start"),
+        ("/nodes/1", report(start_id="another"), 410, "begun another start"),
         ("/nodes/1", report(2), 422, "the record of node 2"),
         ("/nodes/0", report(), 422, "nothing to hear from node 0"),
         ("/nodes/3", report(), 422, "nothing to hear from node 3"),
         ("/nodes/1/ranks/2", rank(2), 422, "rank 2 is none of node 1"),
         ("/nodes/1/ranks/0", rank(0), 422, "rank 0 is none of node 1"),
         ("/nodes/1/ranks/1", rank(0), 422, "rank 0 is none of node 1"),
-        ("/nodes/1/ranks/1", rank(1, start_id="another"), 409, "begun another start"),
+        ("/nodes/1/ranks/1", rank(1, start_id="another"), 410, "begun another start"),
         ("/nodes/1", b"{}", 422, "start_id"),
         ("/nodes/one", report(), 422, "node"),
         ("/nodes/1/ranks/1", b" " * (MAX_RECORD_BYTES + 1), 413, "larger than"),
@@ -83,13 +85,24 @@ def test_what_is_refused(directory: Path, path: str, body: Record | bytes, statu
 
 def test_a_node_that_begins_anew(directory: Path) -> None:
     """Its part of this start is gone: it is not heard any more, and the first node learns why."""
-    put(directory, "/nodes/1", report())
+    write_record(directory, node_file(1), node(1, heard_at=NOW - timedelta(seconds=6)))
     again = report(start_id=None).supervisor.model_copy(update={"start_id": "anew"})
     answer = put(directory, "/nodes/1", NodeReport(start_id=None, supervisor=again))
     assert answer.status_code == 409
     [record] = read_journal(directory).nodes
     assert record.superseded
     assert record.supervisor.start_id == "node1"
+    assert put(directory, "/nodes/1", report()).status_code == 410
+
+
+def test_a_rank_that_is_taken(directory: Path) -> None:
+    """A machine that was started with another one's rank must not end what that one serves."""
+    put(directory, "/nodes/1", report())
+    stray = report(start_id=None).supervisor.model_copy(update={"start_id": "stray"})
+    answer = put(directory, "/nodes/1", NodeReport(start_id=None, supervisor=stray))
+    assert (answer.status_code, "is there already" in answer.text) == (409, True)
+    [record] = read_journal(directory).nodes
+    assert not record.superseded
 
 
 def test_without_a_start(tmp_path: Path) -> None:

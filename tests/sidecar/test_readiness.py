@@ -56,6 +56,11 @@ CASES: dict[str, tuple[Journal, EngineHealth | None, list[str]]] = {
         None,
         [],
     ),
+    "the first node is silent": (
+        journal(supervisor(nodes=2, node=1, engine_url=None, canary=None, leader_silent_since=at(19))),
+        None,
+        ["first-node-silent"],
+    ),
     "nobody reports": (journal(None), None, ["supervisor-missing"]),
     "supervisor no longer reports": (STALE, health(), ["supervisor-stale"]),
     "a clock far ahead": (

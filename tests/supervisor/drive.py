@@ -13,7 +13,7 @@ from pathlib import Path
 
 from kimi_k3 import cli
 from kimi_k3.preflight import checks
-from kimi_k3.supervisor import follow, heartbeat, leader, nodes, run, serve
+from kimi_k3.supervisor import follow, heartbeat, leader, run, serve
 
 FAKE_ENGINE = Path(__file__).with_name("fake_engine.py")
 
@@ -22,7 +22,7 @@ if __name__ == "__main__":
     run.END_GRACE_SECONDS = 1.0
     heartbeat.INTERVAL_SECONDS, heartbeat.STALL_SECONDS, heartbeat.TIMEOUT_SECONDS = 0.2, 1.0, 1.0
     leader.INTERVAL_SECONDS = 0.2
-    vars(nodes)["LOST_SECONDS"] = vars(follow)["LOST_SECONDS"] = 10.0
+    vars(follow)["LOST_SECONDS"] = 10.0
     vars(run)["exit_deadline_seconds"] = lambda drain, *, serving: drain if serving else 1.0
     # These tests are about the supervisor: they run where vLLM is not installed, too.
     if message := os.environ.get("TEST_TERMINATION_LOG"):

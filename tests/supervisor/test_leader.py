@@ -3,8 +3,11 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
+import certifi
 import httpx
 import pytest
 
@@ -63,10 +66,50 @@ def test_an_answer_of_another_version() -> None:
 
 def test_once_joined_another_start_is_the_end() -> None:
     """The ranks of this node wait for the others of a start that is over."""
-    first = leader(record(), record(), httpx.Response(409, json={"detail": "another start"}))
+    first = leader(record(), record(), httpx.Response(410, json={"detail": "another start"}))
     assert first.join(OWN)
     first.tell(OWN)
-    assert first.refusal == "HTTP 409: another start"
+    assert first.refusal == "HTTP 410: another start"
+
+
+@pytest.mark.parametrize("status", [307, 401, 403, 404, 408, 409, 413, 429, 500, 503])
+def test_once_joined_nothing_else_is(status: int) -> None:
+    """A proxy, a token that was changed, a sidecar that cannot read: what serves goes on without it."""
+    first = leader(record(), record(), httpx.Response(status))
+    assert first.join(OWN)
+    first.tell(OWN)
+    assert first.refusal is None
+
+
+def test_an_old_record_is_no_life(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sidecar outlives its supervisor and answers with what that wrote last."""
+    moment = 100.0
+    monkeypatch.setattr("kimi_k3.supervisor.leader.time.monotonic", lambda: moment)
+    later = FIRST.model_copy(update={"updated_at": FIRST.updated_at + timedelta(seconds=1)})
+    first = leader(record(), record(), record(), record(later))
+    assert first.join(OWN)
+    moment = 110.0
+    first.tell(OWN)
+    assert first.silence() == 10
+    first.tell(OWN)
+    assert first.silence() == 0
+
+
+def test_a_checkpoints_directory_may_be_called_otherwise() -> None:
+    """Machines have their own places for the same files."""
+    elsewhere = FIRST.checkpoint.model_copy(update={"name": "models-k3"})
+    assert disagreement(OWN.model_copy(update={"checkpoint": elsewhere}), FIRST) is None
+
+
+def test_authorities_that_cannot_be_read(tmp_path: Path) -> None:
+    """A file that is just being renewed stops nobody from asking again."""
+    authority = tmp_path / "ca.crt"
+    authority.write_text(certifi.contents())
+    first = Leader("https://first.invalid:1", token="t", authorities=authority)
+    authority.write_text("")
+    for _ in range(2):
+        assert not first.join(OWN)
+    assert first.refusal is None
 
 
 def test_each_change_of_a_rank_is_told_once() -> None:

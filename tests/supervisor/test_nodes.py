@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 
 from kimi_k3.errors import ExitCode
@@ -78,13 +79,13 @@ class Nodes:
         self.started.append(process)
         return Running(process, self.state_dir(node), port)
 
-    def both(self, first: str = "good", second: str = "good") -> tuple[Running, Running]:
+    def both(self, first: str = "good", second: str = "good", *arguments: str) -> tuple[Running, Running]:
         self.sidecar(0)
         self.sidecar(1)
-        return self.serve(0, first), self.serve(1, second)
+        return self.serve(0, first, *arguments), self.serve(1, second, *arguments)
 
-    def serving(self) -> tuple[Running, Running]:
-        running = self.both()
+    def serving(self, *arguments: str) -> tuple[Running, Running]:
+        running = self.both("good", "good", *arguments)
         for each in running:
             each.wait_for(Phase.READY)
         eventually(lambda: self.ask(0, "/readyz").status_code == 200)
@@ -234,11 +235,29 @@ def test_what_fails_on_one_node_fails_the_deployment(
 
 
 def test_a_node_that_is_killed(nodes: Nodes) -> None:
-    """The first one is not ready any more when nothing is heard; a start without it is ended."""
-    first, second = nodes.serving()
+    """The first one is not ready any more when nothing is heard, and ends when it stays so."""
+    first, second = nodes.serving("--hang-timeout", "12")
     second.process.kill()
     eventually(lambda: "node-silent" in nodes.reasons())
     assert first.process.poll() is None
+    code, _, _ = first.finish()
+    assert code == ExitCode.ENGINE
+    assert "nothing was heard of node 1" in ending(first).reason
+
+
+def test_a_first_node_whose_container_is_killed(nodes: Nodes) -> None:
+    """Nobody writes an ending, and its sidecar goes on telling of a start that serves."""
+    first, second = nodes.serving("--hang-timeout", "12")
+    whole = [psutil.Process(first.process.pid), *psutil.Process(first.process.pid).children(recursive=True)]
+    # None of them notices that another one is gone.
+    for process in whole:
+        process.suspend()
+    for process in whole:
+        process.kill()
+    eventually(lambda: "first-node-silent" in nodes.ask(1, "/readyz").text)
+    code, _, _ = second.finish()
+    assert code == ExitCode.ENGINE
+    assert "nothing new was heard of the first node" in ending(second).reason
 
 
 def test_a_node_that_is_killed_in_a_start(nodes: Nodes) -> None:
@@ -285,9 +304,31 @@ def test_nodes_that_were_started_differently(nodes: Nodes) -> None:
     code, _, err = second.finish()
     assert code == ExitCode.FAILED
     assert "node 1 and the first node differ in their conversion" in err
-    code, _, _ = first.finish()
-    assert code == ExitCode.ENGINE
-    assert "node 1 failed: node 1 and the first node differ" in ending(first).reason
+    assert first.process.poll() is None, "whose node 1 may still come"
+
+
+def test_a_machine_with_the_rank_of_one_that_serves(nodes: Nodes) -> None:
+    """It waits and says why; what serves goes on."""
+    first, second = nodes.serving()
+    third = Nodes(nodes.checkpoint, nodes.directory / "third", sidecars=nodes.sidecars, started=nodes.started)
+    third.directory.mkdir()
+    stray = third.serve(1)
+    assert stray.process.stderr is not None
+    lines = iter(stray.process.stderr.readline, "")
+    assert any("node 1 is there already" in line for line in lines)
+    assert (first.process.poll(), second.process.poll()) == (None, None)
+    assert nodes.ask(0, "/readyz").status_code == 200
+    assert stray.stop()[0] == 128 + signal.SIGTERM
+
+
+def test_a_token_that_is_changed(nodes: Nodes) -> None:
+    """The first node's sidecar no longer knows the other one; what serves goes on until that is mended."""
+    first, second = nodes.serving()
+    nodes.started[0].kill()
+    nodes.started[0].communicate()
+    nodes.sidecar(0, token="another")
+    eventually(lambda: "first-node-silent" in nodes.ask(1, "/readyz").text)
+    assert (first.process.poll(), second.process.poll()) == (None, None)
 
 
 def test_a_wrong_token(nodes: Nodes) -> None:

@@ -335,7 +335,7 @@ class SupervisorRecord(Record):
     A deployment over several ``nodes`` has a supervisor on each, of which this is that of ``node``. The
     first node, 0, serves the API, so ``engine_url`` is ``None`` on the others. ``stages`` are the MoE layers
     of each pipeline stage, and ``stage_ranks`` the ranks that share one; no stages mean that every rank has
-    all layers.
+    all layers. ``leader_silent_since`` is since when another node hears nothing new of the first one.
     """
 
     schema_version: Literal[1] = SCHEMA_VERSION
@@ -364,6 +364,7 @@ class SupervisorRecord(Record):
     step: Step | None = None
     canary: Canary | None = None
     stalled_since: AwareDatetime | None = None
+    leader_silent_since: AwareDatetime | None = None
     ending: Ending | None = None
 
     @property

@@ -224,7 +224,12 @@ def socket_dir(start_id: str, temporary: Path) -> Path:
 
 def child_environment(launch: Launch, inherited: Mapping[str, str], *, api_key: str | None) -> dict[str, str]:
     """The whole environment of vLLM's processes; the only place where the key goes."""
-    environment = {name: value for name, value in inherited.items() if name != names.API_KEY}
+    environment = {
+        name: value
+        for name, value in inherited.items()
+        # The sidecar's token, too, is none of vLLM's business.
+        if name != names.API_KEY and not name.startswith(names.SIDECAR_PREFIX)
+    }
     environment.update(launch.environment)
     if api_key is not None:
         environment[VLLM_API_KEY] = api_key

@@ -69,7 +69,7 @@ def of_start(machine: Machine, subject: Subject, *, listen: bool = True) -> Iter
     driver = _asked(DRIVER, f"{KFD} is there", lambda: check_device(subject.profile, kfd=machine.path(KFD)))
     quick = [driver] if subject.on_gpus else []
     quick += check_software(machine, subject)
-    if listen:
+    if listen and not subject.deployment.headless:
         host, port = subject.deployment.host, subject.deployment.port
         quick.append(_asked(PORT, f"{port} on {host} is free", lambda: check_port_free(host, port)))
     quick += _of_machine(machine, subject)

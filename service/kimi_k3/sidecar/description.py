@@ -70,7 +70,8 @@ ACKNOWLEDGED: Answers = {
 HEARD: Answers = {
     403: _problem("The sidecar asks for no token, so it hears nobody."),
     408: _problem("The body came too slowly."),
-    409: _problem("There is no start to be part of, or another one than the node's."),
+    409: _problem("There is no start to be part of, or that node is there already."),
+    410: _problem("The start that the node is part of is over."),
     413: _problem("The body is too large."),
     422: _problem(
         "The body is not understood: the node runs another version, or is none of this deployment."

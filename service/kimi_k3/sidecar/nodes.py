@@ -14,6 +14,7 @@ from pathlib import Path
 from fastapi import HTTPException
 
 from kimi_k3.journal.models import (
+    NODE_SILENT_SECONDS,
     NodeRecord,
     NodeReport,
     RankRecord,
@@ -41,9 +42,14 @@ def heard(
         raise HTTPException(422, f"this is the record of node {report.supervisor.node}")
     known = next((each for each in journal.nodes if each.node == node), None)
     if known is not None and known.supervisor.start_id != report.supervisor.start_id:
+        if not known.superseded and (now - known.heard_at).total_seconds() <= NODE_SILENT_SECONDS:
+            # A machine that was started with another one's rank must not end what that one serves.
+            raise HTTPException(409, f"node {node} is there already, as start {known.supervisor.start_id}")
         if not known.superseded:
             write_record(directory, node_file(node), known.model_copy(update={"superseded": True}))
         raise HTTPException(409, f"node {node} was part of this start before, and has begun anew since")
+    if known is not None and known.superseded:
+        raise HTTPException(410, f"node {node} has begun anew since")
     if report.start_id is not None:
         record = NodeRecord(start_id=own.start_id, node=node, heard_at=now, supervisor=report.supervisor)
         write_record(directory, node_file(node), record)
@@ -79,6 +85,8 @@ def _start(journal: Journal, node: int, start_id: str | None, now: datetime) -> 
     own = journal.supervisor
     # A node that has joined learns how the start ended.
     ended = own is not None and (own.ending is not None or not is_fresh(own, now))
+    if own is not None and start_id is not None and start_id != own.start_id:
+        raise HTTPException(410, "the first node has begun another start")
     if own is None or (ended and start_id != own.start_id):
         raise HTTPException(409, "the first node has no start that lives")
     if own.headless or not 0 < node < own.nodes:
@@ -86,6 +94,4 @@ def _start(journal: Journal, node: int, start_id: str | None, now: datetime) -> 
             422,
             f"node {own.node} of a deployment over {own.nodes} nodes has nothing to hear from node {node}",
         )
-    if start_id is not None and start_id != own.start_id:
-        raise HTTPException(409, "the first node has begun another start")
     return own

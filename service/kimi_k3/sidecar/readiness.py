@@ -37,6 +37,7 @@ class ReasonCode(StrEnum):
     NODE_SILENT = "node-silent"
     NODE_STOPS = "node-stops"
     NODE_STALLED = "node-stalled"
+    FIRST_NODE_SILENT = "first-node-silent"
     ENGINE_UNKNOWN = "engine-unknown"
     ENGINE_UNHEALTHY = "engine-unhealthy"
     ENGINE_STALLED = "engine-stalled"
@@ -123,6 +124,13 @@ def journal_reasons(journal: Journal, now: datetime) -> list[Reason]:
     reasons += _of_nodes(journal, now)
     canary = supervisor.canary
     if supervisor.headless:
+        if supervisor.leader_silent_since is not None:
+            reasons.append(
+                Reason(
+                    code=ReasonCode.FIRST_NODE_SILENT,
+                    message="The first node no longer tells how it does, and it serves the API.",
+                )
+            )
         # The first node asked, and its answer is why this one's phase is ready.
         return reasons
     if canary is None or canary.at < supervisor.started_at:

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from kimi_k3.diagnosis.match import Diagnosis, explain
 from kimi_k3.diagnosis.scan import Scanner
-from kimi_k3.journal.models import Canary, RankRecord, RankSummary
+from kimi_k3.journal.models import NODE_SILENT_SECONDS, Canary, RankRecord, RankSummary
 from kimi_k3.journal.reader import Journal, read_journal
 from kimi_k3.journal.writer import now
 from kimi_k3.supervisor import verdict
@@ -139,17 +139,22 @@ class Follower:
         Raises:
             OperatorError: one is not.
         """
+        # What serves outlives a sidecar that is away for a while; a node that is gone for longer hangs.
         serving = self._recorder.phase in SERVING
+        patience = max(LOST_SECONDS, self._start.hang_timeout) if serving else LOST_SECONDS
         if (leader := self._start.leader) is None:
-            why = lost_node(journal, now(), serving=serving)
+            why = lost_node(journal, now(), patience=patience)
         elif leader.refusal is not None:
             why = f"the first node: {leader.refusal}"
-        elif leader.silence() > LOST_SECONDS and not serving:
-            why = f"the first node has not answered for {leader.silence():.0f} s: {leader.problem}"
+        elif leader.silence() > patience:
+            why = f"nothing new was heard of the first node for {leader.silence():.0f} s: {leader.problem}"
         elif leader.phase is Phase.FAILED and leader.record is not None and leader.record.ending is not None:
             why = f"the first node failed: {leader.record.ending.reason}"
         else:
             why = None
+        if leader is not None:
+            silence = leader.silence()
+            self._recorder.note_leader(silence if silence > NODE_SILENT_SECONDS else None)
         if why is not None:
             raise verdict.lost_node(why=why, phase=self._recorder.phase, seconds=self._recorder.seconds())
 

@@ -7,6 +7,7 @@ what every rank of the deployment reports.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 import time
@@ -29,8 +30,11 @@ LOST_SECONDS = 180.0
 """A node that nobody has heard of for so long of a start is lost. Longer than a sidecar takes to be started
 again: an hour of loading shall not end for that."""
 
-CONFLICT = 409
-"""What the first node's sidecar answers when there is no start to join, or another one than this node's."""
+GONE = 410
+"""What the first node's sidecar answers to a node whose start is over there."""
+
+WAITED_FOR = (408, 409, GONE, 425, 429)
+"""What a node that has not joined yet waits out; any other refusal of its request no waiting would mend."""
 
 
 class Leader:
@@ -57,7 +61,7 @@ class Leader:
         self.refusal: str | None = None
         self._start_id: str | None = None
         self._told: dict[int, RankRecord] = {}
-        self._answered_at = time.monotonic()
+        self._moved_at = time.monotonic()
         self._one_at_a_time = threading.Lock()
 
         def connect() -> httpx.Client:
@@ -84,8 +88,11 @@ class Leader:
         return Phase.PENDING if self.record is None or not self.joined else self.record.phase
 
     def silence(self) -> float:
-        """Seconds since the first node last answered."""
-        return time.monotonic() - self._answered_at
+        """Seconds since something new was heard of the first node, by this node's clock.
+
+        Its sidecar lives longer than its supervisor, and goes on answering with that one's last record.
+        """
+        return time.monotonic() - self._moved_at
 
     def join(self, own: SupervisorRecord) -> bool:
         """Try to become part of the first node's present start; returns whether that worked.
@@ -94,11 +101,12 @@ class Leader:
             OperatorError: the first node refuses this one for good, or the two were started differently.
         """
         asked = self._put(own.node, NodeReport(start_id=None, supervisor=own))
+        # Compared before it joins: a node of another deployment must not end this one.
+        if asked is not None and (differs := disagreement(own, asked)) is not None:
+            raise OperatorError(differs, remedy="start all nodes with the same image and options")
         if asked is not None and self._put(own.node, NodeReport(start_id=asked.start_id, supervisor=own)):
             self._start_id = asked.start_id
-            self.record = asked
-            if (differs := disagreement(own, asked)) is not None:
-                raise OperatorError(differs, remedy="start all nodes with the same image and options")
+            self._hear(asked)
         if self.refusal is not None:
             raise OperatorError(
                 f"the first node ({self.url}): {self.refusal}",
@@ -121,13 +129,18 @@ class Leader:
             answer = self._put(own.node, NodeReport(start_id=self._start_id, supervisor=own))
             if answer is None:
                 return
-            self.record = answer
+            self._hear(answer)
             for rank in ranks:
                 if self._told.get(rank.rank) != rank:
                     theirs = rank.model_copy(update={"start_id": self._start_id})
                     if self._send(f"/nodes/{own.node}/ranks/{rank.rank}", theirs.model_dump_json()) is None:
                         return
                     self._told[rank.rank] = rank
+
+    def _hear(self, record: SupervisorRecord) -> None:
+        if self.record is None or record.updated_at != self.record.updated_at:
+            self._moved_at = time.monotonic()
+        self.record = record
 
     def close(self) -> None:
         """Close the connection."""
@@ -140,26 +153,35 @@ class Leader:
         try:
             return SupervisorRecord.model_validate_json(answer.content)
         except ValidationError:
-            self.refusal = "answers with what this version does not understand"
+            self.problem = "answers with what this version does not understand"
+            if not self.joined:
+                self.refusal = self.problem
             return None
 
     def _send(self, path: str, body: str) -> httpx.Response | None:
         """The answer; ``None``, and :attr:`problem` or :attr:`refusal`, if it is no good one."""
         try:
             answer = self._client.put(path, content=body, headers={"Content-Type": "application/json"})
-        except (httpx.HTTPError, OSError) as error:
+        except (httpx.HTTPError, httpx.InvalidURL, OSError, UnicodeError) as error:
             self.problem = printable(str(error) or type(error).__name__)
             # The authority may have been renewed since its file was read.
-            self._client.close()
-            self._client = self._connect()
+            with contextlib.suppress(OperatorError):
+                anew = self._connect()
+                self._client.close()
+                self._client = anew
             return None
-        self._answered_at = time.monotonic()
         if answer.is_success:
             return answer
         self.problem = printable(f"HTTP {answer.status_code}: {_detail(answer)}")
-        if answer.status_code >= 500 or (answer.status_code == CONFLICT and not self.joined):
-            return None
-        self.refusal = self.problem
+        if self.joined:
+            final = answer.status_code == GONE
+        else:
+            final = answer.status_code < 500 and answer.status_code not in WAITED_FOR
+        if final:
+            self.refusal = self.problem
+        elif answer.status_code >= 500:
+            # A state directory without room there takes no record, and does not end what is served.
+            self._moved_at = time.monotonic()
         return None
 
 
@@ -183,10 +205,18 @@ def disagreement(own: SupervisorRecord, first: SupervisorRecord) -> str | None:
         ("requantisation", "conversion"),
         ("served_model_name", "model name"),
     ):
-        here, there = getattr(own, name), getattr(first, name)
+        here, there = _compared(own, name), _compared(first, name)
         if here != there:
             return f"node {own.node} and the first node differ in their {what}: {here} here, {there} there"
     return None
+
+
+def _compared(record: SupervisorRecord, name: str) -> object:
+    """A field; of a checkpoint without its directory's name, which may differ among machines."""
+    if name == "checkpoint":
+        return record.checkpoint.model_dump(exclude={"name"})
+    found: object = getattr(record, name)
+    return found
 
 
 @contextmanager

@@ -7,17 +7,18 @@ from datetime import datetime
 
 from kimi_k3.journal.models import NodeRecord
 from kimi_k3.journal.reader import Journal
-from kimi_k3.supervisor.leader import LOST_SECONDS
 from kimi_k3.words.phases import Phase
 
 LEAVING = (Phase.DRAINING, Phase.STOPPED)
 
 
-def lost_node(journal: Journal, now: datetime, *, serving: bool) -> str | None:
+def lost_node(journal: Journal, now: datetime, *, patience: float) -> str | None:
     """Why the deployment cannot go on without one of its nodes; ``None`` if it can, as far as is known.
 
-    A journal that can take no record does not tell that a node is silent. Nor is silence the end of what is
-    served: it takes readiness, and whether the engine hangs is seen by its heartbeat.
+    A journal that can take no record does not tell that a node is silent.
+
+    Args:
+        patience: seconds for which a node may be silent.
     """
     for node in journal.nodes:
         if node.superseded:
@@ -25,12 +26,7 @@ def lost_node(journal: Journal, now: datetime, *, serving: bool) -> str | None:
         if node.supervisor.phase is Phase.FAILED and node.supervisor.ending is not None:
             return f"node {node.node} failed: {node.supervisor.ending.reason}"
         silence = (now - node.heard_at).total_seconds()
-        if (
-            not serving
-            and silence > LOST_SECONDS
-            and journal.unwritable is None
-            and node.supervisor.ending is None
-        ):
+        if silence > patience and journal.unwritable is None and node.supervisor.ending is None:
             return f"nothing was heard of node {node.node} for {silence:.0f} s"
     return None
 

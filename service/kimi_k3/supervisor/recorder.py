@@ -100,6 +100,12 @@ class Recorder:
         if (seconds is None) is not (self.record.stalled_since is None):
             self._change(stalled_since=None if seconds is None else now() - timedelta(seconds=seconds))
 
+    def note_leader(self, silent_seconds: float | None) -> None:
+        """Nothing new was heard of the first node for so long; ``None``: it tells how it does."""
+        if (silent_seconds is None) is not (self.record.leader_silent_since is None):
+            since = None if silent_seconds is None else now() - timedelta(seconds=silent_seconds)
+            self._change(leader_silent_since=since)
+
     def end(
         self, phase: Phase, exit_code: int, reason: str, *, explanation: Explanation | None = None
     ) -> None:

@@ -44,8 +44,8 @@ died the last one is gone."""
 JOIN_SECONDS = 1.0
 """How often another node asks the first one whether it may join."""
 
-SILENT_SECONDS = 20.0
-"""A first node that says nothing for so long while both stop has ended."""
+SILENT_SECONDS = 60.0
+"""A first node of which nothing new is heard for so long while both stop has ended."""
 
 CORE_SECONDS = 3.0
 """What the API server gets in a drain once the engine core is gone: nobody finishes its requests any more."""
@@ -286,11 +286,13 @@ def _stay(
     start: Start, leader: Leader, recorder: Recorder, child: Child, signals: list[signal.Signals]
 ) -> None:
     """Go on computing for the first node until it has finished its requests and ended."""
-    patience = start.readiness_delay + exit_deadline_seconds(start.drain_timeout, serving=True)
-    deadline = time.monotonic() + patience
+    begun = time.monotonic()
+    deadline = begun + start.readiness_delay + start.drain_timeout
     while time.monotonic() < deadline and len(signals) < 2 and child.poll() is None:
         ended = leader.record is not None and leader.record.ending is not None
-        if ended or leader.refusal is not None or leader.silence() > SILENT_SECONDS:
+        if ended or leader.refusal is not None:
+            return
+        if min(leader.silence(), time.monotonic() - begun) > SILENT_SECONDS:
             return
         recorder.beat()
         time.sleep(TICK_SECONDS)
