@@ -328,8 +328,9 @@ class Notice(Record):
 class SupervisorRecord(Record):
     """What the supervisor reports; rewritten at least every ``HEARTBEAT_SECONDS``.
 
-    ``ranks_report`` is false where vLLM serves by itself, without the engine plugin. ``planned`` is of one
-    rank, ``kv_cache_bytes`` what vLLM announced for its smallest one. ``stalled_since`` is since when
+    ``ranks_report`` is false where vLLM serves by itself, without the engine plugin. ``start_timeout_seconds``
+    is how long the start may take until it is ready. ``planned`` is of one rank, ``kv_cache_bytes`` what vLLM
+    announced for its smallest one. ``stalled_since`` is since when
     requests make no progress, or one of the engine's processes is stopped.
 
     A deployment over several ``nodes`` has a supervisor on each, of which this is that of ``node``. The
@@ -357,6 +358,7 @@ class SupervisorRecord(Record):
     ranks_report: bool = True
     engine_url: str | None
     engine_pid: Integer | None = None
+    start_timeout_seconds: NonNegativeFloat | None = None
     planned: PlannedMemory | None = None
     kv_cache_bytes: Count | None = None
     notices: Annotated[tuple[Notice, ...], FailFast()] = ()
