@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every series that our Prometheus may hold: name, type and labels, each from where it is defined.
 
-The sidecar's are ``kimi_k3.sidecar.metrics``. vLLM's are read from the installed package and must be in the list
-of 0.33.0, too: the CPU runs 0.32.0, the ROCm image 0.33.0. The exporter's are in ``data/``, with their source.
+The sidecar's are ``kimi_k3.sidecar.metrics``. vLLM's are read from the installed package and must be in the
+list of 0.33.0, too: the CPU runs 0.32.0, the ROCm image 0.33.0. The exporter's are in ``data/``, with their
+source.
 """
 
 from __future__ import annotations

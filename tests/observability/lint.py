@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is wrong with a PromQL expression that Prometheus itself would answer with nothing, or with nonsense.
 
-A renamed metric, a wrong label, a sum that lost ``le`` are no errors to Prometheus: the panel stays empty, the
-alert never fires. So every expression is parsed, and what its parts have for labels is followed through it.
+A renamed metric, a wrong label, a sum that lost ``le`` are no errors to Prometheus: the panel stays empty and
+the alert never fires. So every expression is parsed, and the labels of its parts are followed through it.
 """
 
 from __future__ import annotations
