@@ -120,6 +120,19 @@ def test_a_groups_pods_are_watched() -> None:
     assert "PodMonitor" not in {each["kind"] for each in rendered(CASES["ep8"], apis=APIS)}
 
 
+def test_every_series_says_of_which_release() -> None:
+    """Two releases in a cluster tell the same series; dashboards and alerts ask for the label ``release``."""
+    found = rendered(CASES["pp2-tp8"], apis=APIS)
+    endpoints = [
+        *one(found, "ServiceMonitor")["spec"]["endpoints"],
+        *one(found, "PodMonitor")["spec"]["podMetricsEndpoints"],
+    ]
+    assert len(endpoints) == 3
+    for endpoint in endpoints:
+        assert endpoint["relabelings"] == [{"targetLabel": "release", "replacement": "k3"}]
+        assert "honorLabels" not in endpoint
+
+
 def test_the_nodes_network() -> None:
     """Where RDMA needs it; and only for those who need it."""
     host = {"multiNode": {"hostNetwork": True}}
