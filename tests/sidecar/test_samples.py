@@ -240,6 +240,6 @@ def test_the_limit_of_the_loss(rule: ScaleRule) -> None:
 
 
 def test_the_limit_lies_above_what_was_measured() -> None:
-    """Heavy tails, and a quarter more without negative scales, stay below it; `amax` is above that of `mse`."""
+    """Heavy tails, and a quarter more without negative scales, stay below; `amax` is above that of `mse`."""
     assert 1.25 * 0.0048 < 0.0084 < ScaleRule.MSE.limit_relative_mse < 0.0103
     assert ScaleRule.AMAX.limit_relative_mse > 0.0171
