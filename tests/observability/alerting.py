@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The chart's rules: read, rendered for a release, and made faster for tests that cause what they are about."""
+"""The chart's rules: read, rendered for a release, and made faster for tests that cause what they mean."""
 
 from __future__ import annotations
 

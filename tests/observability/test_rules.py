@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every alert fires on the series that it is about and is silent on the nearest that it is not, by promtool.
 
-The cases are data: ``rules/*.yaml``. An alert has a list of cases, each with the series of release ``a`` (those of
-``b`` under ``other``), a moment, and the alerts that fire then, by their labels beside those of the release.
+The cases are data: ``rules/*.yaml``. An alert has a list of cases, each with the series of release ``a`` (those
+of ``b`` under ``other``), moments, and what fires then, by its labels beside those of the release.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -129,7 +128,7 @@ def promtool_tests(alert: str, files: list[Path]) -> dict[str, Any]:
 @needs_promtool
 @pytest.mark.parametrize("alert", ALERTS)
 def test_alert(alert: str, tmp_path: Path) -> None:
-    """It fires when it should, for whom it should and not before; rules as the chart renders them for two releases."""
+    """It fires when it should, for whom it should and not before, as the chart renders it for two releases."""
     files = []
     for release in ("a", "b"):
         for path in (FILE, GPU_FILE):
@@ -145,14 +144,14 @@ ABSENCES = [alert for alert in ALERTS if alert.endswith("Absent")]
 @needs_promtool
 @pytest.mark.parametrize("alert", [alert for alert in ALERTS if alert not in ABSENCES])
 def test_alert_as_it_lies_there(alert: str, tmp_path: Path) -> None:
-    """Compose mounts the files as they are: one set of rules then tells all releases apart, but for absence."""
+    """Compose mounts the files as they are; one set of rules then tells releases apart, but for absence."""
     (tmp_path / "test.yaml").write_text(yaml.safe_dump(promtool_tests(alert, [FILE, GPU_FILE]), width=1000))
     promtool("test", "rules", tmp_path / "test.yaml")
 
 
 @pytest.mark.parametrize("alert", ALERTS)
 def test_each_alert_has_both_cases(alert: str) -> None:
-    """An alert that was never seen to fire, or never seen to be silent, is a guess; and each must know its release."""
+    """An alert that was never seen to fire, or to be silent, is a guess; and each must know its release."""
     seen = [(case, fires) for case in CASES[alert] for fires in case["at"].values()]
     assert [case for case, fires in seen if fires]
     assert [case for case in CASES[alert] if not any(case["at"].values())]
@@ -252,7 +251,7 @@ def test_what_an_operator_may_change() -> None:
 
 @pytest.mark.parametrize("rule", list(rules(GPU_FILE.parent)), ids=lambda rule: rule.expression.where)
 def test_gpu_rules_name_only_what_there_is(rule: Any) -> None:
-    """Of the exporter's metrics and labels; its absence has the labels of who is meant only once it is rendered."""
+    """Of the exporter's metrics and labels; its absence says who is meant only once it is rendered."""
     text = of_release(rule.expression.text, NAMESPACE, "a")
     assert lint(text, with_recorded(known())) == []
     assert lint_labels(text, rule.expression.shown, with_recorded(known())) == []
