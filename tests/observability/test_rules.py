@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every alert fires on the series that it is about and is silent on the nearest that it is not, by promtool.
 
-The cases are data: ``rules/*.yaml``. An alert has a list of cases, each with the series of release ``a`` (those
-of ``b`` under ``other``), moments, and what fires then, by its labels beside those of the release.
+The cases are data: ``rules/*.yaml``. An alert has a list of cases, each with the series of release ``a``
+(those of ``b`` under ``other``), moments, and what fires then, by its labels beside those of the release.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def promtool_tests(alert: str, files: list[Path]) -> dict[str, Any]:
 @needs_promtool
 @pytest.mark.parametrize("alert", ALERTS)
 def test_alert(alert: str, tmp_path: Path) -> None:
-    """It fires when it should, for whom it should and not before, as the chart renders it for two releases."""
+    """It fires when it should, for whom it should and not before; rendered for two releases."""
     files = []
     for release in ("a", "b"):
         for path in (FILE, GPU_FILE):

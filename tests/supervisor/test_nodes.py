@@ -59,9 +59,14 @@ class Nodes:
         eventually(lambda: self.ask(node, "/livez", token=None).status_code == 200)
 
     def serve(
-        self, node: int, behaviours: str = "good", *arguments: str, token: str | None = TOKEN
+        self,
+        node: int,
+        behaviours: str = "good",
+        *arguments: str,
+        token: str | None = TOKEN,
+        port: int | None = None,
     ) -> Running:
-        port = free_port()
+        port = free_port() if port is None else port
         command = [sys.executable, str(DRIVE), behaviours, "serve", str(self.checkpoint)]
         command += ["--profile", "cpu-tiny", *SIZES, "--state-dir", str(self.state_dir(node))]
         command += ["--node-rank", str(node), "--leader-address", "127.0.0.1"]
