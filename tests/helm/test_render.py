@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import json
+import re
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ from tests.helm.rendering import (
     containers,
     engine_pod,
     merged,
+    objects,
     one,
     pod_templates,
     ran,
@@ -306,6 +309,17 @@ def test_every_probe_follows_tls() -> None:
         assert all(f"={scheme}://" in each for each in urls)
     assert "serverName: k3-kimi-k3-gfx942-sidecar.models.svc" in template(CASES["tls"])
     assert "--tls-cert-file=/run/secrets/tls/tls.crt" in containers(secure)["engine"]["args"]
+
+
+def test_objects_in_the_document() -> None:
+    """What an operator copies is valid, and the certificate bears the names that are asked."""
+    text = (CHART.parent.parent / "docs" / "kubernetes.md").read_text()
+    volumes, certificate = re.findall(r"^ *```yaml\n(.*?)^ *```", text, re.MULTILINE | re.DOTALL)
+    for each in objects(volumes):
+        kubernetes_validate.validate(each, "1.35", strict=True)
+    names = yaml.safe_load(textwrap.dedent(certificate))["spec"]["dnsNames"]
+    found = template(CASES["tls"]).replace(".models.svc", ".kimi-k3.svc")
+    assert {f"serverName: {name}" for name in names} == set(re.findall(r"serverName: \S+", found))
 
 
 @pytest.mark.parametrize("case", CASES)

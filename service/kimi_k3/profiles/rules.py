@@ -94,6 +94,8 @@ _ONE_CLUSTER = "interfaces have other names on other machines; set it in the env
 _ONE_START = "which devices are used belongs to one start"
 _SECRET = "a secret in a profile is readable by everyone who has the package"
 
+LAYER_PARTITION = "VLLM_PP_LAYER_PARTITION"
+
 REFUSED_VARIABLES = {
     "AITER_SITUV2_A8W4": _HALF_OF_A_PAIR,
     "AITER_SITUV2_A4W4": _HALF_OF_A_PAIR,
@@ -108,6 +110,7 @@ REFUSED_VARIABLES = {
     "VLLM_USE_RAY_COMPILED_DAG_OVERLAP_COMM": _REMOVED,
     "VLLM_USE_RAY_V2_EXECUTOR_BACKEND": _REMOVED,
     "VLLM_USE_RAY_WRAPPED_PP_COMM": _REMOVED,
+    LAYER_PARTITION: "the plan cuts the layers as vLLM does by itself",
     "PYTORCH_CUDA_ALLOC_CONF": "PyTorch reads it under the name PYTORCH_ALLOC_CONF, which is the one to set",
     "PYTORCH_HIP_ALLOC_CONF": "PyTorch reads it under the name PYTORCH_ALLOC_CONF, which is the one to set",
     "NCCL_SOCKET_IFNAME": _ONE_CLUSTER,
