@@ -77,6 +77,11 @@ class Prometheus:
         answer.raise_for_status()
         return answer.json()["data"]
 
+    def values(self, query: str) -> list[Any]:
+        """What a query gives now."""
+        found: list[Any] = self.get("/api/v1/query", query=query)["result"]
+        return found
+
     def look(self) -> None:
         """Note what fires now."""
         for one in self.get("/api/v1/alerts")["alerts"]:
