@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 
+from kimi_k3.profiles.values import CPU_ATTENTION
 from kimi_k3.words.weights import Weights
 
 PLANNED_FLAGS = frozenset(
@@ -138,6 +139,7 @@ FP8BMM = "VLLM_ROCM_USE_AITER_FP8BMM"
 WITHOUT_OTHER_EXPERTS = "--enable-ep-weight-filter"
 READ_AHEAD = "--safetensors-load-strategy"
 STEP_TOKENS, REQUESTS, LONGEST = "--max-num-batched-tokens", "--max-num-seqs", "--max-model-len"
+ATTENTION = "--attention-backend"
 WHOLE_PROMPTS = "--no-enable-chunked-prefill"
 BLOCK = "--block-size"
 SITUV2 = "VLLM_ROCM_USE_AITER_MOE_SITUV2"
@@ -259,6 +261,8 @@ def unfit_for_gpus(flags: Flags, variables: Variables) -> Iterator[str]:
         )
     if (dtype := flags.get("--dtype")) not in (None, "auto", "bfloat16"):
         yield f"--dtype {dtype}: must be bfloat16, which the experts' kernels and the attention take"
+    if flags.get(ATTENTION) == CPU_ATTENTION:
+        yield f"{ATTENTION} {CPU_ATTENTION}: reads a CPU's cache; remove it"
     for name in variables:
         if name.startswith("VLLM_CPU_"):
             yield f"{name} has no effect on GPUs; remove it"
@@ -324,6 +328,11 @@ def unfit_for_cpu(flags: Flags, variables: Variables) -> Iterator[str]:
         yield (
             f"{BLOCK} {flags[BLOCK]}: must be {CPU_BLOCK}, for which the CPU's MLA kernel is compiled and "
             "which vLLM takes whatever is said"
+        )
+    if flags.get(ATTENTION) != CPU_ATTENTION:
+        yield (
+            f"{ATTENTION} must be {CPU_ATTENTION}: vLLM otherwise takes kernels for AMX where a CPU has it, "
+            "which know bfloat16 alone"
         )
     for name in variables:
         if name.startswith(("AITER_", "HIP_", "HSA_", "NCCL_", "VLLM_ROCM_")):
