@@ -2,7 +2,7 @@
 """Every alert is caused for real: a real Prometheus, real sidecars and supervisors, and what goes wrong.
 
 Each cause is a release of its own, with the rules that the chart renders for it, in which time goes
-:data:`FACTOR` times faster: five minutes are five seconds. All happen at once, so that each release also shows
+:data:`FACTOR` times faster: five minutes are five seconds. All happen at once, so that each release shows
 that it fires nothing for what happens to the others. vLLM's own causes are in ``test_engine_causes.py``.
 
 What stands in for what: the engine is ``tests/supervisor/fake_engine.py``; GPUs that are full, and a start of
