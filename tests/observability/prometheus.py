@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import signal
 import subprocess
 import threading
 from collections.abc import Iterator, Sequence
@@ -16,8 +17,8 @@ import httpx
 import yaml
 
 from tests.observability.alerting import Group
+from tests.ports import free_port
 from tests.sidecar.serving import wait_until
-from tests.supervisor.conftest import free_port
 
 PROGRAM = shutil.which("prometheus")
 NAMESPACE = "models"
@@ -69,6 +70,8 @@ class Prometheus:
     """A running one; ``fired`` is whatever has been firing at any look."""
 
     url: str
+    directory: Path
+    process: subprocess.Popen[bytes]
     fired: dict[frozenset[tuple[str, str]], Fired] = field(default_factory=dict)
 
     def get(self, path: str, **query: str) -> Any:
@@ -81,6 +84,17 @@ class Prometheus:
         """What a query gives now."""
         found: list[Any] = self.get("/api/v1/query", query=query)["result"]
         return found
+
+    def judge(self, rules: dict[str, list[Group]]) -> None:
+        """From now on by these rules, groups by the name of their file.
+
+        Not from the beginning: before the first scrape everything is absent.
+        """
+        for name, groups in rules.items():
+            text = yaml.safe_dump({"groups": groups}, width=10000)
+            (self.directory / f"{name}.rules.yaml").write_text(text)
+        self.process.send_signal(signal.SIGHUP)
+        wait_until(lambda: len(self.get("/api/v1/rules")["groups"]) == sum(map(len, rules.values())))
 
     def look(self) -> None:
         """Note what fires now."""
@@ -99,13 +113,9 @@ class Prometheus:
 
 
 @contextlib.contextmanager
-def prometheus(
-    directory: Path, targets: Sequence[Target | Exporter], rules: dict[str, list[Group]]
-) -> Iterator[Prometheus]:
-    """Prometheus over these targets, with groups of rules by the name of their file."""
+def prometheus(directory: Path, targets: Sequence[Target | Exporter]) -> Iterator[Prometheus]:
+    """Prometheus over these targets, with its files in a directory that is there."""
     assert PROGRAM is not None
-    for name, groups in rules.items():
-        (directory / f"{name}.rules.yaml").write_text(yaml.safe_dump({"groups": groups}, width=10000))
     (directory / "prometheus.yaml").write_text(
         yaml.safe_dump(
             {
@@ -127,7 +137,7 @@ def prometheus(
             stdout=log,
             stderr=log,
         )
-    running = Prometheus(f"http://127.0.0.1:{port}")
+    running = Prometheus(f"http://127.0.0.1:{port}", directory, process)
     stop = threading.Event()
     looking = threading.Thread(target=_look, args=(running, stop))
     try:

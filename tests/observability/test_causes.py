@@ -37,11 +37,12 @@ from kimi_k3.words.phases import Phase
 from tests.observability.alerting import FILE, GPU_FILE, alerts, of_release, scaled
 from tests.observability.prometheus import NAMESPACE, PROGRAM, Exporter, Prometheus, Target, prometheus
 from tests.observability.test_engine_causes import ENGINE_CAUSES
+from tests.ports import free_port
 from tests.replay.player import play
 from tests.replay.recording import Recording, Write
 from tests.sidecar.engine import fake_engine
 from tests.sidecar.serving import serving, wait_until
-from tests.supervisor.conftest import DRIVE, free_port, processes_in
+from tests.supervisor.conftest import DRIVE, processes_in
 from tests.supervisor.test_nodes import TOKEN, Nodes
 from tests.surroundings import SURROUNDINGS
 
@@ -247,9 +248,9 @@ def judged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
         leave = set_up(stage, nodes)
         stack.callback(lambda: end_nodes(nodes))
         (directory / "prometheus").mkdir()
-        running = stack.enter_context(prometheus(directory / "prometheus", stage.targets, rules()))
-        # What becomes more, or is gone, must have been seen before.
-        wait_until(lambda: all(map(running.values, ("gpu_health", "kimi_k3_build_info"))), seconds=60)
+        running = stack.enter_context(prometheus(directory / "prometheus", stage.targets))
+        wait_until(lambda: len(running.values("up")) == len(stage.targets), seconds=60)
+        running.judge(rules())
         bring_about(stage, nodes, leave)
         yield running
 

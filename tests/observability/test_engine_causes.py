@@ -24,9 +24,9 @@ import yaml
 from kimi_k3.checkpoint import make_tiny_checkpoint
 from tests.observability.alerting import FILE, of_release, scaled
 from tests.observability.prometheus import NAMESPACE, PROGRAM, Prometheus, Target, prometheus
+from tests.ports import free_port
 from tests.serving.deployment import COMMAND, START_SECONDS, TOY, environment
 from tests.sidecar.serving import wait_until
-from tests.supervisor.conftest import free_port
 
 ENGINE_CAUSES = (
     "KimiK3KvCacheSaturated",
@@ -121,7 +121,10 @@ def judged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Engine, P
         # The first request compiles, and is late.
         engine.ask(8)
         (directory / "prometheus").mkdir()
-        with prometheus(directory / "prometheus", [Target(RELEASE, engine.url)], rules(FACTOR)) as running:
+        with prometheus(directory / "prometheus", [Target(RELEASE, engine.url)]) as running:
+            # An increase is counted from what was seen before.
+            wait_until(lambda: bool(running.values("vllm:time_to_first_token_seconds_count")), seconds=60)
+            running.judge(rules(FACTOR))
             yield engine, running
     finally:
         with contextlib.suppress(ProcessLookupError):
@@ -138,8 +141,6 @@ def rules(factor: int) -> dict[str, list[dict[str, object]]]:
 def test_they_fire_for_their_cause_alone(judged: tuple[Engine, Prometheus]) -> None:
     """Silent while each request is answered before the next one comes; all of them where too many come."""
     engine, running = judged
-    # An increase is counted from what was seen before.
-    wait_until(lambda: bool(running.values("vllm:time_to_first_token_seconds_count")), seconds=60)
     for _ in range(15):
         engine.ask(8)
     enough = "namespace_release_model:vllm_first_token:increase1h > 10"

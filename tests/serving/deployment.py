@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -18,6 +17,7 @@ import httpx
 import psutil
 
 from tests.certificates import Signed
+from tests.ports import free_port
 from tests.surroundings import SURROUNDINGS
 
 COMMAND = str(Path(sys.executable).with_name("kimi-k3"))
@@ -84,14 +84,6 @@ class Deployment:
         response.raise_for_status()
         answer: Any = response.json()["choices"][0]["token_ids"]
         return list(answer)
-
-
-def free_port() -> int:
-    """A port that nobody listens on at the moment."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def environment(**more: str) -> dict[str, str]:

@@ -18,6 +18,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.ports import free_port
 from tests.reference.forward import ReferenceModel
 from tests.serving.deployment import (
     COMMAND,
@@ -27,7 +28,6 @@ from tests.serving.deployment import (
     Family,
     Mode,
     environment,
-    free_port,
 )
 
 TOKEN = "of-both-nodes"

@@ -23,12 +23,12 @@ import pytest
 from kimi_k3.errors import ExitCode
 from kimi_k3.journal.models import Ending
 from kimi_k3.words.phases import Phase
+from tests.ports import free_port
 from tests.supervisor.conftest import (
     DRIVE,
     PATIENCE,
     Running,
     assert_nothing_left,
-    free_port,
     processes_in,
 )
 from tests.surroundings import SURROUNDINGS
