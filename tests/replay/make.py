@@ -122,6 +122,7 @@ def _first_record() -> dict[str, Any]:
         "consent": ConsentSource.FLAG,
         "world_size": RANKS,
         "engine_url": "http://127.0.0.1:8000",
+        "start_timeout_seconds": 7200,
         "planned": {
             "weights_bytes": 212 << 30,
             "transient_bytes": 1 << 30,

@@ -3,6 +3,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from kimi_k3.host import HostMemory, MachineMemory
 from kimi_k3.journal.models import (
     Ending,
@@ -14,11 +16,14 @@ from kimi_k3.journal.models import (
     Step,
 )
 from kimi_k3.journal.reader import Fault, Journal
+from kimi_k3.sidecar.acknowledgement import Acknowledgements
 from kimi_k3.sidecar.examples import MACHINE
 from kimi_k3.sidecar.metrics import METRICS
 from kimi_k3.sidecar.samples import Observation, samples
 from kimi_k3.sidecar.view import EngineHealth, EngineOutcome
+from kimi_k3.sidecar.warning import matters
 from kimi_k3.words.phases import Phase
+from kimi_k3.words.weights import Requantisation, ScaleRule
 
 from .builders import (
     NOW,
@@ -50,7 +55,13 @@ def values(seen: Journal, answer: EngineHealth | None = None) -> dict[tuple[str,
 def test_unknown_is_absent() -> None:
     """An empty state directory yields what the sidecar knows itself, and no zeros for the rest."""
     names = {key[0] for key in values(journal(None))}
-    assert names == {"kimi_k3_build_info", "kimi_k3_journal_faults", "kimi_k3_ready", "kimi_k3_warnings"}
+    assert names == {
+        "kimi_k3_build_info",
+        "kimi_k3_journal_faults",
+        "kimi_k3_ready",
+        "kimi_k3_warnings",
+        "kimi_k3_warnings_unacknowledged",
+    }
 
 
 def test_ready() -> None:
@@ -180,9 +191,55 @@ def test_every_metric_occurs() -> None:
     changes = {
         "ending": Ending(at=at(10), exit_code=1, reason="no"),
         "planned": PLANNED,
+        "start_timeout_seconds": 60.0,
         "kv_cache_bytes": 7,
     }
     ended = seen.supervisor.model_copy(update=changes)
     seen = replace(seen, supervisor=ended, ranks=(*seen.ranks[1:], one))
     observation = Observation(journal=seen, health=health(), machine=MACHINE, now=NOW)
     assert counted | {one.metric.name for one in samples(observation)} == {metric.name for metric in METRICS}
+
+
+def test_an_acknowledged_warning() -> None:
+    """Who has read what the conversion cost is not alerted again; that it costs something still stands."""
+    seen = lossy()
+    before = values(seen)
+    assert before[("kimi_k3_warnings_unacknowledged", "lossy-weights", "warning")] == 1
+    (matter,) = [one for one in matters(seen, None, NOW) if one.advice.code == "lossy-weights"]
+    given = Acknowledgements().with_one(matter.advice.id, matter.about, by="Ada", note=None, at=NOW)
+    observation = Observation(seen, None, NOTHING, NOW, given)
+    after = {(one.metric.name, *one.labels): one.value for one in samples(observation)}
+    assert after[("kimi_k3_warnings_unacknowledged", "lossy-weights", "warning")] == 0
+    assert after[("kimi_k3_warnings", "lossy-weights", "warning")] == 1
+    assert values(lossless())[("kimi_k3_warnings_unacknowledged", "lossy-weights", "warning")] == 0
+
+
+def test_what_cannot_be_acknowledged_is_not_unacknowledged() -> None:
+    """Else an alert about it would never end."""
+    seen = values(lossless(), health(EngineOutcome.TIMEOUT))
+    assert ("kimi_k3_warnings", "engine-unhealthy", "critical") in seen
+    assert ("kimi_k3_warnings_unacknowledged", "engine-unhealthy", "critical") not in seen
+
+
+def test_the_budget_of_the_start() -> None:
+    """An alert holds a start against its own budget; of an older record nobody knows it, and another node
+    counts from when it joined."""
+    assert values(journal(supervisor(start_timeout_seconds=60)))[("kimi_k3_start_budget_seconds",)] == 60
+    assert ("kimi_k3_start_budget_seconds",) not in values(lossless())
+    other = supervisor(start_timeout_seconds=60, node=1, nodes=2, engine_url=None)
+    assert ("kimi_k3_start_budget_seconds",) not in values(journal(other))
+
+
+@pytest.mark.parametrize("rule", ScaleRule)
+def test_the_limit_of_the_loss(rule: ScaleRule) -> None:
+    """It is that of the rule that was asked for; nothing is lost where nothing is converted."""
+    how = Requantisation(rule=rule, negative_scale=False, allow_nonfinite=False)
+    seen = values(journal(lossy_supervisor(requantisation=how), lossy_rank(0, requantisation=how)))
+    assert seen[("kimi_k3_conversion_limit_relative_mse_ratio",)] == rule.limit_relative_mse
+    assert ("kimi_k3_conversion_limit_relative_mse_ratio",) not in values(lossless())
+
+
+def test_the_limit_lies_above_what_was_measured() -> None:
+    """Heavy tails, and a quarter more without negative scales, stay below; `amax` is above that of `mse`."""
+    assert 1.25 * 0.0048 < 0.0084 < ScaleRule.MSE.limit_relative_mse < 0.0103
+    assert ScaleRule.AMAX.limit_relative_mse > 0.0171

@@ -328,9 +328,10 @@ class Notice(Record):
 class SupervisorRecord(Record):
     """What the supervisor reports; rewritten at least every ``HEARTBEAT_SECONDS``.
 
-    ``ranks_report`` is false where vLLM serves by itself, without the engine plugin. ``planned`` is of one
-    rank, ``kv_cache_bytes`` what vLLM announced for its smallest one. ``stalled_since`` is since when
-    requests make no progress, or one of the engine's processes is stopped.
+    ``ranks_report`` is false where vLLM serves by itself, without the engine plugin. The start may take
+    ``start_timeout_seconds`` until it is ready. ``planned`` is of one rank, ``kv_cache_bytes`` what vLLM
+    announced for its smallest one. ``stalled_since`` is since when requests make no progress, or one of the
+    engine's processes is stopped.
 
     A deployment over several ``nodes`` has a supervisor on each, of which this is that of ``node``. The
     first node, 0, serves the API, so ``engine_url`` is ``None`` on the others. ``stages`` are the MoE layers
@@ -357,6 +358,7 @@ class SupervisorRecord(Record):
     ranks_report: bool = True
     engine_url: str | None
     engine_pid: Integer | None = None
+    start_timeout_seconds: NonNegativeFloat | None = None
     planned: PlannedMemory | None = None
     kv_cache_bytes: Count | None = None
     notices: Annotated[tuple[Notice, ...], FailFast()] = ()

@@ -268,7 +268,13 @@ def _scrape(registry: SidecarRegistry, form: Format) -> Callable[[State], Answer
 
 
 def _observation(state: State) -> Observation:
-    return Observation(journal=state.journal, health=state.health, machine=state.machine(), now=state.now)
+    return Observation(
+        journal=state.journal,
+        health=state.health,
+        machine=state.machine(),
+        now=state.now,
+        acknowledgements=state.acknowledgements,
+    )
 
 
 async def _standing(observer: Observer, warning_id: str) -> tuple[State, Matter]:

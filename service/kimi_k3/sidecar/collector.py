@@ -77,8 +77,9 @@ def _what_else(journal: Journal) -> object:
     supervisor = journal.supervisor
     if supervisor is None:
         return None
-    served = (supervisor.weights, supervisor.world_size, supervisor.node, supervisor.ranks_report)
-    return (*served, supervisor.checkpoint.moe_layers, supervisor.stages, distrusted_rank(journal))
+    served = (supervisor.weights, supervisor.requantisation, supervisor.world_size, supervisor.node)
+    layers = (supervisor.checkpoint.moe_layers, supervisor.stages)
+    return (*served, supervisor.ranks_report, *layers, distrusted_rank(journal))
 
 
 class JournalCollector(Collector):

@@ -65,8 +65,19 @@ NODES = Metric("kimi_k3_nodes", "gauge", "Nodes that are part of this start.")
 WARNINGS = Metric(
     "kimi_k3_warnings", "gauge", "Warnings that stand now, as /warnings lists them.", ("code", "severity")
 )
+UNACKNOWLEDGED = Metric(
+    "kimi_k3_warnings_unacknowledged",
+    "gauge",
+    "Of these, those that can be acknowledged and that nobody has.",
+    ("code", "severity"),
+)
 
 START = Metric("kimi_k3_start_timestamp_seconds", "gauge", "When the present start began.")
+START_BUDGET = Metric(
+    "kimi_k3_start_budget_seconds",
+    "gauge",
+    "How long a start may take until ready; then the supervisor ends it. Told by the first node.",
+)
 HEARTBEAT = Metric(
     "kimi_k3_supervisor_heartbeat_timestamp_seconds", "gauge", "When the supervisor last reported."
 )
@@ -168,6 +179,11 @@ CONVERSION_MODEL_RELATIVE_MSE = Metric(
     "kimi_k3_conversion_model_relative_mse_ratio",
     "gauge",
     "The same over all layers and ranks converted so far.",
+)
+CONVERSION_LIMIT_RELATIVE_MSE = Metric(
+    "kimi_k3_conversion_limit_relative_mse_ratio",
+    "gauge",
+    "More than that the scale rule has not lost of any weights that were tried. Absent when none are to be.",
 )
 CONVERSION_MAX_ERROR = Metric(
     "kimi_k3_conversion_max_error", "gauge", "Largest |w - w'|, over ranks, in the weights' unit.", LAYER

@@ -16,12 +16,13 @@ from kimi_k3.host import CgroupMemory, HostMemory, MachineMemory
 from kimi_k3.journal.models import RANK_FILE_PATTERN, SCHEMA_VERSION, RankRecord, SupervisorRecord, rank_file
 from kimi_k3.journal.reader import Journal
 from kimi_k3.sidecar import metrics as m
+from kimi_k3.sidecar.acknowledgement import Acknowledgements
 from kimi_k3.sidecar.arithmetic import seconds_between
 from kimi_k3.sidecar.conversion import conversion_view, served_lossy
 from kimi_k3.sidecar.readiness import journal_reasons
 from kimi_k3.sidecar.startup import conversions_done, phase_fraction, remaining_seconds
 from kimi_k3.sidecar.view import EngineHealth
-from kimi_k3.sidecar.warning import KINDS, warnings_view
+from kimi_k3.sidecar.warning import KINDS, NONE_GIVEN, warnings_view
 from kimi_k3.words.phases import Phase
 from kimi_k3.words.weights import Projection
 
@@ -34,6 +35,7 @@ class Observation:
     health: EngineHealth | None
     machine: MachineMemory
     now: datetime
+    acknowledgements: Acknowledgements = NONE_GIVEN
 
 
 @dataclass(frozen=True)
@@ -127,6 +129,7 @@ def _of_plan(supervisor: SupervisorRecord) -> Values:
 
 def _of_ranks(journal: Journal, supervisor: SupervisorRecord) -> Values:
     """Of all ranks, and so told by the first node alone: each series is there once for all nodes."""
+    yield m.START_BUDGET, (), supervisor.start_timeout_seconds
     yield m.WORLD_SIZE, (), supervisor.world_size
     yield m.RANKS, (), len(journal.ranks)
     yield m.NODES_EXPECTED, (), supervisor.nodes
@@ -182,6 +185,8 @@ def distrusted_rank(journal: Journal) -> bool:
 def _of_conversion(journal: Journal, supervisor: SupervisorRecord) -> Values:
     view = conversion_view(journal)
     yield m.CONVERSION_MODEL_RELATIVE_MSE, (), view.total.relative_mse if view.total else None
+    if supervisor.requantisation is not None:
+        yield m.CONVERSION_LIMIT_RELATIVE_MSE, (), supervisor.requantisation.rule.limit_relative_mse
     for layer in view.layers:
         labels = (str(layer.layer), layer.projection)
         yield m.CONVERSION_GROUPS, labels, layer.groups
@@ -217,9 +222,13 @@ def _of_engine(seen: Observation) -> Values:
     if health is not None:
         yield m.ENGINE_HEALTHY, (), health.healthy
         yield m.ENGINE_CHECK_DURATION, (), health.seconds
-    standing = Counter(one.code for one in warnings_view(seen.journal, health, seen.now).warnings)
+    warnings = warnings_view(seen.journal, health, seen.now, seen.acknowledgements).warnings
+    standing = Counter(one.code for one in warnings)
+    unknown = Counter(one.code for one in warnings if one.acknowledged is None)
     for kind in KINDS:
         yield m.WARNINGS, (kind.code, kind.severity), standing[kind.code]
+        if kind.acknowledgeable:
+            yield m.UNACKNOWLEDGED, (kind.code, kind.severity), unknown[kind.code]
 
 
 def _of_machine(host: HostMemory, cgroup: CgroupMemory | None) -> Values:

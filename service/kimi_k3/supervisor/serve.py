@@ -228,6 +228,7 @@ def first_record(deployment: Deployment, launch: Launch, checkpoint: Checkpoint)
             if deployment.headless
             else engine_url(deployment.host, deployment.port, secure=deployment.tls is not None)
         ),
+        start_timeout_seconds=deployment.start_timeout,
         planned=planned(deployment, launch, checkpoint),
         notices=_of_profile(deployment.profile),
     )
