@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The dashboards' JSON: made anew, whole, readable where there is nothing to show. Data is in test_panels.py."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from typing import Any
+
+import pytest
+from dashboards.__main__ import DIRECTORY, texts
+from dashboards.parts import WIDTH
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+from grafana_foundation_sdk.cog.plugins import register_default_plugins
+from grafana_foundation_sdk.models.dashboard import Dashboard
+
+from tests.observability.expressions import panels
+
+BOARDS: dict[str, dict[str, Any]] = {
+    path.name: json.loads(path.read_text()) for path in DIRECTORY.glob("*.json")
+}
+PANELS = [
+    pytest.param(panel, id=f"{name}: {panel['title']}")
+    for name, board in sorted(BOARDS.items())
+    for panel in panels(board)
+]
+FIRST_SCREEN = 23
+"""Rows of the grid on a screen of 1080 lines."""
+
+
+def test_the_files_are_what_the_source_makes() -> None:
+    """An edit by hand would be lost with the next one, and a change of the source would not reach anybody."""
+    made = {path.name: path.read_text() for path in DIRECTORY.glob("*.json")}
+    assert made == texts(), "run `python -m dashboards`"
+
+
+@pytest.mark.parametrize("name", BOARDS)
+def test_grafanas_own_model_knows_every_field(name: str) -> None:
+    """No Grafana could be had to load it; what its official model reads and writes again is the same.
+
+    But for the links, of which that model forgets half when it reads them.
+    """
+    register_default_plugins()
+    given = {key: value for key, value in BOARDS[name].items() if key != "links"}
+    again = json.loads(JSONEncoder().encode(Dashboard.from_json(given)))
+    assert without_nothing(again) == without_nothing(given)
+
+
+def without_nothing(value: Any) -> Any:
+    """Without fields that say nothing."""
+    if isinstance(value, dict):
+        kept = {key: without_nothing(each) for key, each in value.items()}
+        return {key: each for key, each in kept.items() if each not in (None, {}, [])}
+    return [without_nothing(each) for each in value] if isinstance(value, list) else value
+
+
+@pytest.mark.parametrize("name", BOARDS)
+def test_the_grid(name: str) -> None:
+    """No panel covers another one or hangs over the edge; what matters first stands on the first screen."""
+    taken: dict[tuple[int, int], str] = {}
+    for panel in BOARDS[name]["panels"]:
+        place = panel["gridPos"]
+        assert place["x"] + place["w"] <= WIDTH, panel["title"]
+        cells = itertools.product(range(place["w"]), range(place["h"]))
+        for cell in ((place["x"] + x, place["y"] + y) for x, y in cells):
+            assert cell not in taken, f"{panel['title']} covers {taken.get(cell)}"
+            taken[cell] = panel["title"]
+    stats = [panel["gridPos"]["y"] for panel in BOARDS[name]["panels"] if panel["type"] == "stat"]
+    assert stats[0] == 0
+    assert len({title for (_, y), title in taken.items() if y < FIRST_SCREEN}) >= 8
+
+
+@pytest.mark.parametrize("name", BOARDS)
+def test_identities(name: str) -> None:
+    """Links and alerts point at them."""
+    board = BOARDS[name]
+    assert board["uid"] == f"kimi-k3-{name.removesuffix('.json')}"
+    ids = [panel["id"] for panel in panels(board)]
+    assert len(set(ids)) == len(ids)
+    titles = [panel["title"] for panel in panels(board)]
+    assert len(set(titles)) == len(titles)
+
+
+@pytest.mark.parametrize("name", BOARDS)
+def test_variables(name: str) -> None:
+    """Which Prometheus, namespace and release is chosen above, and anything may be; each variable is used."""
+    variables = {each["name"]: each for each in BOARDS[name]["templating"]["list"]}
+    assert {"datasource"} < set(variables)
+    if name != "node.json":
+        assert {"namespace", "release"} <= set(variables)
+    text = json.dumps([panel["targets"] for panel in panels(BOARDS[name])])
+    for variable in variables:
+        assert f"${variable}" in text or f"${{{variable}}}" in text, variable
+        if variables[variable]["type"] == "query":
+            assert variables[variable]["includeAll"]
+            assert variables[variable]["multi"]
+
+
+@pytest.mark.parametrize("panel", PANELS)
+def test_a_panel_explains_itself(panel: dict[str, Any]) -> None:
+    """What it is about, in which unit, and what it means when there is nothing: a blank one says neither."""
+    defaults = panel["fieldConfig"]["defaults"]
+    assert len(panel["description"].split()) >= 4
+    assert panel["description"].endswith(".")
+    assert defaults["unit"]
+    assert len(defaults["noValue"].split()) >= 2
+    assert defaults["noValue"].endswith((".", ")"))
+    assert panel["targets"]
+    for target in panel["targets"]:
+        assert target["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
+        assert target["expr"]
+
+
+def test_they_fit_into_a_config_map() -> None:
+    """Kubernetes takes a MiB, and `kubectl apply` a quarter of that in its annotation."""
+    assert all(len(text) < 256 * 1024 for text in texts().values())
