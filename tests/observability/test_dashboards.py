@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The dashboards' JSON: made anew, whole, readable where there is nothing to show. Data is in test_panels.py."""
+"""The dashboards' JSON: made anew, whole, readable without data; test_panels.py has some."""
 
 from __future__ import annotations
 

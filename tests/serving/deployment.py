@@ -134,15 +134,17 @@ def started(
     api_key: str | None = None,
     tls: Signed | None = None,
     host: str = "127.0.0.1",
+    ports: tuple[int, int] | None = None,
 ) -> Iterator[Deployment]:
     """Start, wait until ready, and end by SIGTERM; asserts a clean end with no process left.
 
     Args:
         tls: what both servers speak TLS with.
         host: where both listen.
+        ports: of engine and sidecar.
     """
     state_dir, log = directory / "state", directory / "serve.log"
-    engine_port, sidecar_port = free_port(), free_port()
+    engine_port, sidecar_port = ports or (free_port(), free_port())
     keyed = environment(**({"KIMI_K3_API_KEY": api_key} if api_key else {}))
     files: tuple[str | Path, ...] = ()
     named: dict[str, str] = {}
