@@ -119,10 +119,14 @@ def test_ranks_that_could_not_write_their_records() -> None:
     asked: list[httpx.Request] = []
     first = leader(record(), asked=asked)
     first.exchange(Told(OWN))
-    ranks = rank(1, start_id="node1"), rank(2, start_id="node1")
-    first.exchange(Told(OWN, ranks[:1], tuple(each.summary() for each in ranks)))
+    whole, absent, old = (rank(number, start_id="node1") for number in (1, 2, 3))
+    said = whole.summary(), absent.summary(), old.summary().model_copy(update={"signs_refused": True})
+    first.exchange(Told(OWN, (whole, old), said))
     report = NodeReport.model_validate_json(asked[2].content)
-    assert [(each.rank, each.start_id) for each in report.summaries] == [(2, FIRST.start_id)]
+    assert [(each.rank, each.start_id) for each in report.summaries] == [
+        (2, FIRST.start_id),
+        (3, FIRST.start_id),
+    ]
 
 
 def test_the_end_is_told_again_until_it_is_heard() -> None:

@@ -417,7 +417,7 @@ class NodeReport(Record):
     """What a node tells the first one: ``PUT /nodes/NODE`` of its sidecar, which answers with its own record.
 
     ``start_id`` is the first node's start that it has joined; ``None`` only asks for that. ``summaries`` are
-    of its ranks that could not write their records.
+    of its ranks whose records do not say the same, since they could not be written.
     """
 
     start_id: StartId | None

@@ -324,7 +324,7 @@ def _summaries(journal: Journal, announced: Announced) -> list[RankSummary]:
     """What each rank says it serves: in the journal, or, where that cannot be written, in its node's log."""
     written = {rank.rank: rank.summary() for rank in journal.ranks}
     told = {each.rank: each for node in journal.nodes for each in node.summaries}
-    return list((told | written | announced.summaries).values())
+    return list((written | told | announced.summaries).values())
 
 
 class Answer:

@@ -54,7 +54,7 @@ class Told:
     Attributes:
         own: its record.
         ranks: the records of its ranks.
-        summaries: what its ranks said in the engine's log; needed where a rank could not write its record.
+        summaries: what its ranks said in the engine's log; needed where a rank could not write that.
     """
 
     own: SupervisorRecord
@@ -143,14 +143,14 @@ class Leader:
 
     def _tell(self, told: Told, start_id: str) -> None:
         own = told.own
-        written = {rank.rank for rank in told.ranks}
+        written = {rank.rank: rank.summary() for rank in told.ranks}
         report = NodeReport(
             start_id=start_id,
             supervisor=own,
             summaries=tuple(
                 each.model_copy(update={"start_id": start_id})
                 for each in told.summaries
-                if each.rank not in written
+                if written.get(each.rank) != each
             ),
         )
         answer = self._put(own.node, report)
