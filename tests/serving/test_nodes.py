@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import random
 import re
 import signal
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -69,11 +70,12 @@ def pair(
     directory = tmp_path_factory.mktemp(request.param)
     api, meeting, *sidecars = (free_port() for _ in range(4))
     secret = environment(KIMI_K3_SIDECAR_TOKEN=TOKEN)
+    cores = sorted(os.sched_getaffinity(0))
     with contextlib.ExitStack() as stack:
 
-        def run(name: str, *arguments: str) -> subprocess.Popen[bytes]:
+        def run(name: str, *arguments: str, where: Sequence[str] = ()) -> subprocess.Popen[bytes]:
             log = stack.enter_context((directory / name).open("wb"))
-            process = subprocess.Popen([COMMAND, *arguments], env=secret, stdout=log, stderr=log)
+            process = subprocess.Popen([*where, COMMAND, *arguments], env=secret, stdout=log, stderr=log)
             stack.callback(_end, process)
             return process
 
@@ -82,14 +84,16 @@ def pair(
             state = directory / f"state{node}"
             state.mkdir()
             run(f"sidecar{node}.log", "sidecar", "--port", str(port), "--state-dir", str(state))
-            where = ("--node-rank", str(node), "--leader-address", "127.0.0.1", "--leader-port", str(meeting))
+            place = ("--node-rank", str(node), "--leader-address", "127.0.0.1", "--leader-port", str(meeting))
             api_or_leader = (
                 ("--leader-sidecar", f"http://127.0.0.1:{sidecars[0]}") if node else ("--port", str(api))
             )
             serve = ("serve", str(tiny), *TOY, *INT4.arguments(), "--set", "nodes=2", *LAYOUTS[request.param])
             serve = (*serve, "--drain-timeout", str(START_SECONDS))
             here = ("--state-dir", str(state), *api_or_leader)
-            nodes.append(run(f"node{node}.log", *serve, *where, *here))
+            # Each on a core of its own: threads that wait for each other keep cores busy.
+            core = ("taskset", "--cpu-list", str(cores[node % len(cores)]))
+            nodes.append(run(f"node{node}.log", *serve, *place, *here, where=core))
         first = Deployment(
             mode=INT4,
             supervisor=nodes[0],
