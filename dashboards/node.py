@@ -1,19 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0
-"""*Node*: the GPUs as AMD's device-metrics-exporter sees them, and the machine's memory as our sidecar does."""
+"""*Node*: GPUs as AMD's device-metrics-exporter sees them, the machine's memory as our sidecar does."""
 
 from __future__ import annotations
 
 from grafana_foundation_sdk.builders.dashboard import Dashboard
 
-from dashboards.parts import OLD, bars, board, choice, lines, number, query, timeline, written
-from dashboards.series import RELEASE, gpu, ours
+from dashboards.parts import (
+    NOT_THERE,
+    Builder,
+    bars,
+    board,
+    choice,
+    lines,
+    now,
+    number,
+    of_releases,
+    over_time,
+    timeline,
+    written,
+)
+from dashboards.series import PREFIX, RELEASE, gpu, least, most, ours, total
 from kimi_k3.sidecar import metrics as m
 
 SILENT = "AMD's device-metrics-exporter is not scraped, or has another prefix (above)."
+NO_GROUP = "The sidecar is in no control group whose memory is counted."
+HOST = "hostname"
 GPU = "hostname, gpu_id, gpu_partition_id"
 NAME = "{{hostname}} {{gpu_id}}.{{gpu_partition_id}}"
-THROTTLES = {
-    "processor_hot": "processor hot",
+MACHINE = f"{RELEASE}, instance"
+HELD_BACK = {
+    "processor_hot": "processor",
     "ppt": "power limit",
     "socket_thermal": "socket",
     "vr_thermal": "voltage regulators",
@@ -21,181 +37,206 @@ THROTTLES = {
 }
 """Part of the name of ``gpu_violation_*_residency_percentage``, and what it is about."""
 
+ERRORS = {"uncorrect": "uncorrectable", "deferred": "deferred", "correct": "corrected"}
+
 
 def dashboard() -> Dashboard:
     """The dashboard of the machines."""
     return board(
         "node",
-        "node",
-        "GPUs by AMD's device-metrics-exporter, which the chart does not install; the machine's memory by the sidecar.",
+        "GPUs by AMD's device-metrics-exporter, which the chart does not install; memory by the sidecar.",
         [
-            choice("namespace", "Namespace", m.BUILD.name),
-            choice("release", "Release", m.BUILD.name),
+            *of_releases(),
             written(
                 "prefix",
                 "Exporter's prefix",
                 "MetricsFieldPrefix of its configuration, as amd_; empty unless that is set.",
             ),
-            choice("hostname", "Host", "${prefix}gpu_health"),
+            choice("hostname", "Host", f"{PREFIX}gpu_health"),
         ],
-        [
-            number(
-                "GPUs",
-                query(f"sum by (hostname) ({gpu('gpu_nodes_total')})", "{{hostname}}", now=True),
-                about="GPUs of each host.",
-                unit="none",
-                empty=SILENT,
-                width=4,
-            ),
-            number(
-                "Not healthy",
-                query(f"sum by (hostname) ({gpu('gpu_health')} == bool 0)", "{{hostname}}", now=True),
-                about="GPUs that the exporter counts as unhealthy: errors beyond its thresholds, or fatal records.",
-                unit="none",
-                empty=SILENT,
-                width=4,
-                limits={1: "red"},
-            ),
-            number(
-                "Fullest memory",
-                query(
-                    f"max by (hostname) ({gpu('gpu_used_vram')} / {gpu('gpu_total_vram')})", "{{hostname}}", now=True
-                ),
-                about="Use of the GPU's memory, of the GPU where it is highest.",
-                unit="percentunit",
-                empty=SILENT,
-                width=4,
-                limits={0.95: "orange", 0.99: "red"},
-            ),
-            number(
-                "Hottest",
-                query(f"max by (hostname) ({gpu('gpu_junction_temperature')})", "{{hostname}}", now=True),
-                about="Hottest spot of any GPU.",
-                unit="celsius",
-                empty=SILENT,
-                width=4,
-                limits={90: "orange", 100: "red"},
-            ),
-            number(
-                "Power",
-                query(f"sum by (hostname) ({gpu('gpu_package_power')})", "{{hostname}}", now=True),
-                about="Of all GPUs of a host.",
-                unit="watt",
-                empty=SILENT,
-                width=4,
-            ),
-            number(
-                "Uncorrectable errors",
-                query(f"sum by (hostname) ({gpu('gpu_ecc_uncorrect_total')})", "{{hostname}}", now=True),
-                about="Errors of memory that could not be corrected, since the driver was loaded.",
-                unit="none",
-                empty=SILENT,
-                width=4,
-                limits={1: "red"},
-            ),
-            bars(
-                "Memory of each GPU",
-                query(f"max by ({GPU}) ({gpu('gpu_used_vram')})", NAME, now=True),
-                about="In use, as the exporter's MB, which are MiB. The GPUs of a deployment should be alike.",
-                unit="mbytes",
-                empty=SILENT,
-                width=12,
-                height=7,
-            ),
-            timeline(
-                "Health of each GPU",
-                query(f"min by ({GPU}) ({gpu('gpu_health')})", NAME),
-                about="What the exporter makes of ECC errors and of the driver's fatal records.",
-                empty=SILENT,
-                width=12,
-                height=7,
-                words={0: ("unhealthy", "red"), 1: ("healthy", "green")},
-            ),
-            lines(
-                "Power of each GPU",
-                query(f"max by ({GPU}) ({gpu('gpu_package_power')})", NAME),
-                about="Of the whole package.",
-                unit="watt",
-                empty=SILENT,
-                width=8,
-                height=6,
-            ),
-            lines(
-                "Temperature",
-                query(f"max by ({GPU}) ({gpu('gpu_junction_temperature')})", f"{NAME} hottest spot"),
-                query(f"max by ({GPU}) ({gpu('gpu_memory_temperature')})", f"{NAME} memory"),
-                about="Hottest spot of the chip, and its memory.",
-                unit="celsius",
-                empty=SILENT,
-                width=8,
-                height=6,
-            ),
-            lines(
-                "Activity",
-                query(f"max by ({GPU}) ({gpu('gpu_gfx_activity')})", f"{NAME} compute"),
-                query(f"max by ({GPU}) ({gpu('gpu_umc_activity')})", f"{NAME} memory"),
-                about="Share of the time in which the compute engine, or the memory's controller, is busy. One rank that "
-                "is idle while the others are busy waits, or hangs.",
-                unit="percent",
-                empty=SILENT,
-                width=8,
-                height=6,
-                whole=100,
-            ),
-            lines(
-                "Memory errors in an hour",
-                query(f"sum by (hostname, gpu_id) (increase({gpu('gpu_ecc_uncorrect_total')}[1h]))", "{{hostname}} {{gpu_id}} uncorrectable"),
-                query(f"sum by (hostname, gpu_id) (increase({gpu('gpu_ecc_deferred_total')}[1h]))", "{{hostname}} {{gpu_id}} deferred"),
-                query(f"sum by (hostname, gpu_id) (increase({gpu('gpu_ecc_correct_total')}[1h]))", "{{hostname}} {{gpu_id}} corrected"),
-                about="New ones of the last hour. An uncorrectable error may have changed weights or an answer.",
-                unit="none",
-                empty=SILENT,
-                width=12,
-                height=6,
-            ),
-            lines(
-                "Slowed down",
-                *(
-                    query(f"max by ({GPU}) ({gpu(f'gpu_violation_{part}_residency_percentage')})", f"{NAME} {word}")
-                    for part, word in THROTTLES.items()
-                ),
-                about="Share of the time in which a GPU was held back by power or heat.",
-                unit="percent",
-                empty=f"{SILENT} Or the GPU does not tell.",
-                width=12,
-                height=6,
-                whole=100,
-            ),
-            lines(
-                "Memory of the machine",
-                query(f"max by ({RELEASE}, instance) ({ours(m.HOST_MEMORY_AVAILABLE)})", "{{release}} {{instance}} free"),
-                query(f"max by ({RELEASE}, instance) ({ours(m.HOST_MEMORY_CAPACITY)})", "{{release}} {{instance}} all"),
-                query(f"max by ({RELEASE}, instance) ({ours(m.HOST_MEMORY_SHMEM)})", "{{release}} {{instance}} shared"),
-                about="By the sidecar: all, what is to be had without swapping, and shared memory (tmpfs, which holds what "
-                "ranks exchange).",
-                unit="bytes",
-                empty=f"No sidecar answers. {OLD}",
-                width=10,
-                height=6,
-            ),
-            lines(
-                "Memory of the control group",
-                query(f"max by ({RELEASE}, instance) ({ours(m.CGROUP_USED)})", "{{release}} {{instance}} used"),
-                query(f"max by ({RELEASE}, instance) ({ours(m.CGROUP_LIMIT)})", "{{release}} {{instance}} limit"),
-                about="Of the sidecar's own control group: in a container, its container's.",
-                unit="bytes",
-                empty="The sidecar is in no control group whose memory is counted.",
-                width=10,
-                height=6,
-            ),
-            number(
-                "Killed for memory",
-                query(f"sum by ({RELEASE}) (increase({ours(m.CGROUP_OOM_KILLS)}[1h]))", "{{release}}", now=True),
-                about="Processes of the sidecar's control group that the kernel killed in the last hour.",
-                unit="none",
-                empty="The sidecar is in no control group whose memory is counted.",
-                width=4,
-                limits={0.5: "red"},
-            ),
-        ],
+        [*_now(), *_gpus(), *_errors(), *_machine()],
     )
+
+
+def _now() -> list[Builder]:
+    return [
+        number(
+            "GPUs",
+            now(total(HOST, gpu("gpu_nodes_total")), "{{hostname}}"),
+            about="GPUs of each host.",
+            unit="none",
+            empty="AMD's exporter not scraped.",
+            width=4,
+        ),
+        number(
+            "Not healthy",
+            now(total(HOST, f"{gpu('gpu_health')} == bool 0"), "{{hostname}}"),
+            about="GPUs with errors beyond the exporter's thresholds, or with fatal records of the driver.",
+            unit="none",
+            empty="AMD's exporter not scraped.",
+            width=4,
+            limits={1: "red"},
+        ),
+        number(
+            "Fullest memory",
+            now(most(HOST, f"{gpu('gpu_used_vram')} / {gpu('gpu_total_vram')}"), "{{hostname}}"),
+            about="Use of the GPU's memory, of the GPU where it is highest.",
+            unit="percentunit",
+            empty="AMD's exporter not scraped.",
+            width=4,
+            limits={0.95: "orange", 0.99: "red"},
+        ),
+        number(
+            "Hottest",
+            now(most(HOST, gpu("gpu_junction_temperature")), "{{hostname}}"),
+            about="Hottest spot of any GPU.",
+            unit="celsius",
+            empty="AMD's exporter not scraped.",
+            width=4,
+            limits={90: "orange", 100: "red"},
+        ),
+        number(
+            "Power",
+            now(total(HOST, gpu("gpu_package_power")), "{{hostname}}"),
+            about="Of all GPUs of a host.",
+            unit="watt",
+            empty="AMD's exporter not scraped.",
+            width=4,
+        ),
+        number(
+            "Uncorrectable errors",
+            now(total(HOST, gpu("gpu_ecc_uncorrect_total")), "{{hostname}}"),
+            about="Errors of memory that could not be corrected, since the driver was loaded.",
+            unit="none",
+            empty="AMD's exporter not scraped.",
+            width=4,
+            limits={1: "red"},
+        ),
+    ]
+
+
+def _gpus() -> list[Builder]:
+    return [
+        bars(
+            "Memory of each GPU",
+            now(most(GPU, gpu("gpu_used_vram")), NAME),
+            about="In use, as the exporter's MB, which are MiB. The GPUs of a deployment should be alike.",
+            unit="mbytes",
+            empty=SILENT,
+            width=12,
+            height=7,
+        ),
+        timeline(
+            "Health of each GPU",
+            over_time(least(GPU, gpu("gpu_health")), NAME),
+            about="What the exporter makes of ECC errors and of the driver's fatal records.",
+            empty=SILENT,
+            width=12,
+            height=7,
+            words={0: ("unhealthy", "red"), 1: ("healthy", "green")},
+        ),
+        lines(
+            "Power of each GPU",
+            over_time(most(GPU, gpu("gpu_package_power")), NAME),
+            about="Of the whole package.",
+            unit="watt",
+            empty=SILENT,
+            width=8,
+            height=6,
+        ),
+        lines(
+            "Temperature",
+            over_time(most(GPU, gpu("gpu_junction_temperature")), f"{NAME} hottest spot"),
+            over_time(most(GPU, gpu("gpu_memory_temperature")), f"{NAME} memory"),
+            about="Hottest spot of the chip, and its memory.",
+            unit="celsius",
+            empty=SILENT,
+            width=8,
+            height=6,
+        ),
+        lines(
+            "Activity",
+            over_time(most(GPU, gpu("gpu_gfx_activity")), f"{NAME} compute"),
+            over_time(most(GPU, gpu("gpu_umc_activity")), f"{NAME} memory"),
+            about="Share of the time in which the compute engine, or the memory's controller, is busy. One "
+            "GPU that is idle while the others are busy waits, or hangs.",
+            unit="percent",
+            empty=SILENT,
+            width=8,
+            height=6,
+            whole=100,
+        ),
+    ]
+
+
+def _errors() -> list[Builder]:
+    return [
+        lines(
+            "Memory errors in an hour",
+            *(
+                over_time(
+                    total("hostname, gpu_id", f"increase({gpu(f'gpu_ecc_{kind}_total')}[1h])"),
+                    f"{{{{hostname}}}} {{{{gpu_id}}}} {word}",
+                )
+                for kind, word in ERRORS.items()
+            ),
+            about="New ones of the last hour. An uncorrectable error may have changed weights or an answer.",
+            unit="none",
+            empty=SILENT,
+            width=12,
+            height=6,
+        ),
+        lines(
+            "Held back",
+            *(
+                over_time(most(GPU, gpu(f"gpu_violation_{part}_residency_percentage")), f"{NAME} {word}")
+                for part, word in HELD_BACK.items()
+            ),
+            about="Share of the time in which power or heat held a GPU back, and where.",
+            unit="percent",
+            empty=f"{SILENT} Or the GPUs do not tell.",
+            width=12,
+            height=6,
+            whole=100,
+        ),
+    ]
+
+
+def _machine() -> list[Builder]:
+    host = {
+        "free": m.HOST_MEMORY_AVAILABLE,
+        "all": m.HOST_MEMORY_CAPACITY,
+        "shared": m.HOST_MEMORY_SHMEM,
+    }
+    group = {"used": m.CGROUP_USED, "limit": m.CGROUP_LIMIT, "shared": m.CGROUP_SHMEM}
+    named = "{{release}} {{instance}}"
+    return [
+        lines(
+            "Memory of the machine",
+            *(over_time(most(MACHINE, ours(metric)), f"{named} {word}") for word, metric in host.items()),
+            about="By the sidecar: all, what is to be had without swapping, and shared memory (tmpfs), in "
+            "which ranks exchange data.",
+            unit="bytes",
+            empty=f"No sidecar is scraped. {NOT_THERE}",
+            width=10,
+            height=6,
+        ),
+        lines(
+            "Memory of the control group",
+            *(over_time(most(MACHINE, ours(metric)), f"{named} {word}") for word, metric in group.items()),
+            about="Of the sidecar's own control group: in a container, the container's.",
+            unit="bytes",
+            empty=NO_GROUP,
+            width=10,
+            height=6,
+        ),
+        number(
+            "Killed for memory",
+            now(total(RELEASE, f"increase({ours(m.CGROUP_OOM_KILLS)}[1h])"), "{{release}}"),
+            about="Processes of the sidecar's control group that the kernel killed in the last hour.",
+            unit="none",
+            empty="Nothing is counted here.",
+            width=4,
+            limits={0.5: "red"},
+        ),
+    ]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What all dashboards are made of: queries, panels, variables, and their JSON.
 
-Each panel has a description, a unit, and a sentence for when there is nothing to show: a blank panel does not say
-whether all is well or nothing is scraped.
+Each panel has a description, a unit, and a sentence for when there is nothing to show: a blank panel does not
+say whether all is well or nothing is scraped.
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ from grafana_foundation_sdk.models import common as kinds
 from grafana_foundation_sdk.models import dashboard as models
 from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 
+from kimi_k3.sidecar import metrics as m
 from kimi_k3.words.phases import Phase
 
 WIDTH = 24
 """Columns of Grafana's grid; a row of it is 38 pixels, so a screen of 1080 lines shows 23."""
 
 SOURCE = kinds.DataSourceRef(type_val="prometheus", uid="${datasource}")
-OLD = "It is not scraped, or the chosen namespace and release are not there."
+NOT_THERE = "It is not scraped, or the chosen namespace and release are not there."
 
 PHASE_COLOURS = {
     Phase.PENDING: "#8e8e8e",
@@ -48,9 +49,7 @@ PHASE_COLOURS = {
     Phase.FAILED: "red",
 }
 
-Builder = (
-    stat.Panel | bargauge.Panel | barchart.Panel | timeseries.Panel | statetimeline.Panel | table.Panel
-)
+Builder = stat.Panel | bargauge.Panel | barchart.Panel | timeseries.Panel | statetimeline.Panel | table.Panel
 Words = Mapping[int, tuple[str, str]]
 """What a number is shown as: a word and a colour."""
 
@@ -58,18 +57,23 @@ NO_YES: Words = {0: ("no", "orange"), 1: ("yes", "green")}
 PHASES: Words = {phase.position: (phase.value, PHASE_COLOURS[phase]) for phase in Phase}
 
 
-def query(expression: str, legend: str = "", *, now: bool = False, as_table: bool = False) -> prometheus.Dataquery:
-    """A query of PromQL.
+def over_time(expression: str, legend: str = "") -> prometheus.Dataquery:
+    """A query for all of the chosen time; in ``legend``, ``{{label}}`` stands for a label's value."""
+    return _query(expression).legend_format(legend).range()
 
-    Args:
-        expression: with the dashboards' variables.
-        legend: what a series is called, ``{{label}}`` for a label's value.
-        now: whether only the present value is asked for.
-        as_table: the present values, a row a series and a column a label.
-    """
-    made = prometheus.Dataquery().expr(expression).datasource(SOURCE).legend_format(legend)
-    made = made.format(PromQueryFormat.TABLE if as_table else PromQueryFormat.TIME_SERIES)
-    return made.instant(True) if now or as_table else made.range(True)
+
+def now(expression: str, legend: str = "") -> prometheus.Dataquery:
+    """A query for the present values."""
+    return _query(expression).legend_format(legend).instant()
+
+
+def present(expression: str) -> prometheus.Dataquery:
+    """A query for the present values as a table: a row a series and a column a label."""
+    return _query(expression).format(PromQueryFormat.TABLE).instant()
+
+
+def _query(expression: str) -> prometheus.Dataquery:
+    return prometheus.Dataquery().expr(expression).datasource(SOURCE)
 
 
 def number(
@@ -81,16 +85,16 @@ def number(
     width: int,
     words: Words | None = None,
     limits: Mapping[float, str] | None = None,
-    names: bool = False,
+    named: bool = False,
 ) -> Builder:
-    """One large value for each series.
+    """One large value for each series; ``empty`` must be short, since it stands in its place.
 
     Args:
         words: shown instead of numbers.
         limits: colours from a value on; green below.
-        names: show the series' name instead of its value.
+        named: show the series' name also where there is only one.
     """
-    shown = kinds.BigValueTextMode.NAME if names else kinds.BigValueTextMode.AUTO
+    shown = kinds.BigValueTextMode.VALUE_AND_NAME if named else kinds.BigValueTextMode.AUTO
     panel = stat.Panel().graph_mode(kinds.BigValueGraphMode.NONE).text_mode(shown)
     panel = panel.reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]))
     return _dressed(panel, title, queries, about, unit, empty, width, 4, words, limits)
@@ -168,7 +172,9 @@ def rows(
         columns: fields to show and what they are called, in this order; ``Value`` is the series' value.
     """
     shown = {name: position for position, name in enumerate(columns)}
-    chosen = models.DataTransformerConfig(id_val="filterFieldsByName", options={"include": {"names": list(columns)}})
+    chosen = models.DataTransformerConfig(
+        id_val="filterFieldsByName", options={"include": {"names": list(columns)}}
+    )
     ordered = models.DataTransformerConfig(
         id_val="organize", options={"indexByName": shown, "renameByName": dict(columns), "excludeByName": {}}
     )
@@ -188,7 +194,7 @@ def matrix(
     row: str,
     column: str,
 ) -> Builder:
-    """A group of bars for each value of the label ``row``, a number; a bar for each of the label ``column``."""
+    """A group of bars for each value of the label ``row``, a number, of a bar for each of ``column``."""
     steps = [
         ("convertFieldType", {"conversions": [{"targetField": row, "destinationType": "number"}]}),
         ("sortBy", {"sort": [{"field": row}]}),
@@ -245,7 +251,9 @@ def choice(name: str, label: str, series: str) -> builders.QueryVariable:
     expression = f"label_values({series}, {name})"
     made = builders.QueryVariable(name).label(label).datasource(SOURCE).definition(expression)
     made = made.query({"qryType": 1, "query": expression, "refId": name})
-    made = made.refresh(models.VariableRefresh.ON_TIME_RANGE_CHANGED).sort(models.VariableSort.ALPHABETICAL_ASC)
+    made = made.refresh(models.VariableRefresh.ON_TIME_RANGE_CHANGED).sort(
+        models.VariableSort.ALPHABETICAL_ASC
+    )
     return made.multi(True).include_all(True).all_value(".*").current(everything)
 
 
@@ -255,19 +263,23 @@ def written(name: str, label: str, about: str) -> builders.TextBoxVariable:
     return builders.TextBoxVariable(name).label(label).description(about).default_value("").current(nothing)
 
 
+def of_releases() -> list[builders.QueryVariable]:
+    """Of which deployments: every sidecar tells of its build, whatever it knows of a start."""
+    return [choice("namespace", "Namespace", m.BUILD.name), choice("release", "Release", m.BUILD.name)]
+
+
 def board(
     name: str,
-    title: str,
     about: str,
     variables: Sequence[builders.QueryVariable | builders.TextBoxVariable],
     panels: Sequence[Builder],
 ) -> builders.Dashboard:
     """A dashboard whose panels stand one after the other, row by row."""
-    made = builders.Dashboard(f"Kimi-K3: {title}").uid(f"kimi-k3-{name}").description(about)
+    made = builders.Dashboard(f"Kimi-K3: {name}").uid(f"kimi-k3-{name}").description(about)
     made = made.tags(["kimi-k3"]).readonly().refresh("10s").time("now-1h", "now")
     made = made.tooltip(models.DashboardCursorSync.CROSSHAIR).with_variable(source_variable())
     others = builders.DashboardLink("Kimi-K3").type(models.DashboardLinkType.DASHBOARDS).tags(["kimi-k3"])
-    made = made.link(others.include_vars(True).keep_time(True))
+    made = made.link(others.include_vars(True).keep_time(True).placement("")).annotations([])
     for variable in variables:
         made = made.with_variable(variable)
     for number, panel in enumerate(panels, start=1):

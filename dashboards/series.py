@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from kimi_k3.sidecar import metrics as m
 from kimi_k3.words.phases import Phase
 
@@ -12,6 +14,7 @@ RELEASE = "namespace, release"
 MODEL = "namespace, release, model_name, engine"
 """Labels of one of vLLM's engines."""
 
+PREFIX = "${prefix}"
 RATE = "$__rate_interval"
 QUANTILES = (0.5, 0.95, 0.99)
 
@@ -33,29 +36,49 @@ def vllm(name: str, *matchers: str) -> str:
 
 def gpu(name: str, *matchers: str) -> str:
     """Series of AMD's device-metrics-exporter, which may put a prefix before its names."""
-    return _series(f"${{prefix}}{name}", "hostname", matchers)
+    return _series(PREFIX + name, "hostname", matchers)
 
 
-def quantile(share: float, histogram: str, by: str = MODEL) -> str:
-    """A quantile of one of vLLM's histograms; nothing, not NaN, where nothing was observed."""
-    buckets = f"rate({vllm(f'{histogram}_bucket')}[{RATE}])"
-    return f"histogram_quantile({share:g}, sum by (le, {by}) ({buckets})) >= 0"
+def most(by: str, series: str) -> str:
+    """The greatest for each of the labels ``by``."""
+    return f"max by ({by}) ({series})"
 
 
-def rate(counter: str, by: str = MODEL) -> str:
-    """Of one of vLLM's counters, in a second."""
-    return f"sum by ({by}) (rate({vllm(f'{counter}_total')}[{RATE}]))"
+def least(by: str, series: str) -> str:
+    """The smallest for each of the labels ``by``."""
+    return f"min by ({by}) ({series})"
+
+
+def total(by: str, series: str) -> str:
+    """The sum for each of the labels ``by``."""
+    return f"sum by ({by}) ({series})"
+
+
+def equal(label: str, value: str) -> str:
+    """A matcher."""
+    return f'{label}="{value}"'
+
+
+def any_of(label: str, values: Iterable[str]) -> str:
+    """A matcher of several values."""
+    return f'{label}=~"{"|".join(values)}"'
+
+
+def quantile(share: float, buckets: str, by: str) -> str:
+    """A quantile of a histogram; nothing, not NaN, where nothing was observed."""
+    return f"histogram_quantile({share:g}, {total(f'le, {by}', f'rate({buckets}[{RATE}])')}) >= 0"
+
+
+def rate(by: str, counter: str) -> str:
+    """Of a counter, in a second."""
+    return total(by, f"rate({counter}[{RATE}])")
 
 
 def phase_number() -> str:
     """The present phase as its position, by release and instance: a state timeline shows numbers as words."""
-    terms = [
-        f"{phase.position} * {ours(m.PHASE, f'''kimi_k3_phase="{phase}"''')}"
-        for phase in Phase
-        if phase.position
-    ]
-    first = ours(m.PHASE, f'kimi_k3_phase="{list(Phase)[0]}"')
-    return f"sum by ({RELEASE}, instance) (0 * {first} or {' or '.join(terms)})"
+    of_phase = {phase: ours(m.PHASE, equal("kimi_k3_phase", phase)) for phase in Phase}
+    terms = " or ".join(f"{phase.position} * {series}" for phase, series in of_phase.items())
+    return total(f"{RELEASE}, instance", terms)
 
 
 def _series(name: str, variables: str, matchers: tuple[str, ...]) -> str:
