@@ -89,7 +89,7 @@ def _states() -> list[Builder]:
             words=PHASES,
         ),
         timeline(
-            "Ready",
+            "Ready over time",
             over_time(least(RELEASE, ours(m.READY)), NAME),
             about="Whether traffic may come.",
             empty=NOT_ASKED,

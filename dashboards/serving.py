@@ -38,7 +38,7 @@ def dashboard() -> Dashboard:
             choice("model_name", "Model", f"vllm:{RUNNING}"),
             choice("engine", "Engine", f"vllm:{RUNNING}"),
         ],
-        [*_now(), *_latencies(), *_load(), *_outcomes(), *_guesses()],
+        [*_now(), *_latencies(), *_load(), *_outcomes()],
     )
 
 
@@ -161,13 +161,14 @@ def _load() -> list[Builder]:
         ),
         lines(
             "Prefix cache",
-            over_time(f"{rate(MODEL, hits)} / ({rate(MODEL, asked)} > 0)", NAME),
-            about="Share of the prompts' tokens that were in the cache and were not computed again.",
-            unit="percentunit",
-            empty="No prompt in this time, or vLLM does not serve yet.",
+            over_time(rate(MODEL, asked), f"{NAME} asked for"),
+            over_time(rate(MODEL, hits), f"{NAME} found"),
+            about="Tokens of prompts that were looked for in the cache, and those that were there and need "
+            "not be computed again. Both are 0 where the profile has no prefix caching.",
+            unit="cps",
+            empty=SILENT,
             width=8,
             height=6,
-            whole=1,
         ),
         lines(
             "Preemptions",
@@ -227,32 +228,6 @@ def _outcomes() -> list[Builder]:
         ),
         _lengths("Length of prompts", "request_prompt_tokens", "Tokens of a request's prompt."),
         _lengths("Length of answers", "request_generation_tokens", "Tokens that a request got."),
-    ]
-
-
-def _guesses() -> list[Builder]:
-    accepted = rate(MODEL, vllm("spec_decode_num_accepted_tokens_total"))
-    drafted, drafts = vllm("spec_decode_num_draft_tokens_total"), vllm("spec_decode_num_drafts_total")
-    return [
-        lines(
-            "Accepted of what was guessed",
-            over_time(f"{accepted} / ({rate(MODEL, drafted)} > 0)", NAME),
-            about="Share of the draft's tokens that the model kept. Empty but with speculative decoding.",
-            unit="percentunit",
-            empty=NO_GUESS,
-            width=8,
-            height=6,
-            whole=1,
-        ),
-        lines(
-            "Tokens of a step",
-            over_time(f"1 + {accepted} / ({rate(MODEL, drafts)} > 0)", NAME),
-            about="Guessed tokens that were kept, and the model's own. Empty but with speculative decoding.",
-            unit="none",
-            empty=NO_GUESS,
-            width=8,
-            height=6,
-        ),
         lines(
             "Answer to /health",
             over_time(most(RELEASE, ours(m.ENGINE_CHECK_DURATION)), "{{release}}"),

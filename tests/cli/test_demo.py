@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import io
-import socket
 import sys
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -15,13 +14,7 @@ from rich.console import Console
 
 from kimi_k3 import demo
 from kimi_k3.words.addresses import HOST
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        port: int = probe.getsockname()[1]
-        return port
+from tests.ports import free_port
 
 
 def test_one_port_is_not_announced_twice() -> None:

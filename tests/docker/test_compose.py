@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from tests.docker.engine import Docker
-from tests.serving.deployment import free_port
+from tests.ports import free_port
 
 pytestmark = pytest.mark.engine
 

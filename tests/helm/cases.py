@@ -68,7 +68,7 @@ EVERYTHING: dict[str, Any] = {
             {"maxSkew": 1, "topologyKey": "kubernetes.io/hostname", "whenUnsatisfiable": "DoNotSchedule"}
         ],
     },
-    "security": {"gpuGroups": [993, 44]},
+    "security": {"gpuGroups": [993, 44], "seLinuxOptions": {"type": "container_use_devices_t"}},
 }
 GATEWAYS = (GROUPS, "gateway.networking.k8s.io/v1", "inference.networking.k8s.io/v1")
 

@@ -63,17 +63,18 @@ def template(
     chart: Path = CHART,
     apis: Sequence[str] = (*MONITORING, GROUPS),
     minor: str = "1.35",
+    name: str = "k3",
     release: Release = HELM_4,
     further: Sequence[str | Path] = (),
 ) -> str:
-    """``helm template``: all objects as text.
+    """``helm template``: all objects as text; ``name`` is the release's.
 
     Raises:
         Refused: the chart does not take the values.
     """
     api_versions = [part for api in apis for part in ("--api-versions", api)]
     return ran(
-        *("template", "k3", chart, "--namespace", "models", "--kube-version", f"{minor}.0"),
+        *("template", name, chart, "--namespace", "models", "--kube-version", f"{minor}.0"),
         *(*api_versions, "--values", "-", *further),
         release=release,
         text=yaml.safe_dump(dict(values)),

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import json
+import re
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +26,14 @@ from tests.helm.rendering import (
     containers,
     engine_pod,
     merged,
+    objects,
     one,
     pod_templates,
     ran,
     rendered,
     template,
 )
+from tests.observability.alerting import of_release
 
 APIS = (*MONITORING, *GATEWAYS)
 
@@ -307,6 +311,17 @@ def test_every_probe_follows_tls() -> None:
     assert "--tls-cert-file=/run/secrets/tls/tls.crt" in containers(secure)["engine"]["args"]
 
 
+def test_objects_in_the_document() -> None:
+    """What an operator copies is valid, and the certificate bears the names that are asked."""
+    text = (CHART.parent.parent / "docs" / "kubernetes.md").read_text()
+    volumes, certificate = re.findall(r"^ *```yaml\n(.*?)^ *```", text, re.MULTILINE | re.DOTALL)
+    for each in objects(volumes):
+        kubernetes_validate.validate(each, "1.35", strict=True)
+    names = yaml.safe_load(textwrap.dedent(certificate))["spec"]["dnsNames"]
+    found = template(CASES["tls"]).replace(".models.svc", ".kimi-k3.svc")
+    assert {f"serverName: {name}" for name in names} == set(re.findall(r"serverName: \S+", found))
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_every_port_and_label_leads_somewhere(case: str) -> None:
     """A Service, a monitor, a policy or a route that points past the pods is silent about it."""
@@ -464,11 +479,9 @@ def test_the_dashboards_and_rules_are_the_charts_files() -> None:
     for path in (CHART / "files" / "dashboards").glob("*.json"):
         data = one(found, "ConfigMap", path.stem)["data"][path.name]
         assert json.loads(data) == json.loads(path.read_text())
-    groups = [
-        group
-        for path in sorted((CHART / "files" / "rules").glob("*.yaml"))
-        for group in yaml.safe_load(path.read_text())["groups"]
-    ]
+    # But for what tells releases apart: tests/observability/test_rules.py.
+    texts = [path.read_text() for path in sorted((CHART / "files" / "rules").glob("*.yaml"))]
+    groups = [group for text in texts for group in yaml.safe_load(of_release(text, "models", "k3"))["groups"]]
     assert one(found, "PrometheusRule")["spec"]["groups"] == groups
 
 

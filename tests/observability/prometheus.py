@@ -1,134 +1,166 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A real Prometheus that scrapes every second, with compose's configuration, and what tests ask it."""
+"""A real Prometheus that scrapes and judges every second, and what it has said since it was started."""
 
 from __future__ import annotations
 
 import contextlib
 import shutil
+import signal
 import subprocess
 import threading
-import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import httpx
-import pytest
 import yaml
 
-from tests.observability.expressions import ROOT
-from tests.serving.deployment import free_port
+from tests.observability.alerting import Group
+from tests.ports import free_port
 from tests.sidecar.serving import wait_until
-from tests.surroundings import SURROUNDINGS
 
-CONFIGURATION = ROOT / "docker" / "prometheus" / "prometheus.yml"
-SIDECAR, ENGINE, EXPORTER = "kimi-k3-sidecar", "kimi-k3-engine", "amd-device-metrics-exporter"
+PROGRAM = shutil.which("prometheus")
+NAMESPACE = "models"
+LOOK_SECONDS = 0.3
 
 
 @dataclass(frozen=True)
-class Prometheus:
-    """A Prometheus that answers at ``url``."""
+class Target:
+    """Somebody to scrape, named as in the cluster: the sidecar's Service ends in ``-sidecar``."""
+
+    release: str
+    url: str
+    part: str = ""
+    token: str | None = None
+
+    def scraped(self) -> dict[str, Any]:
+        """As a job of the configuration."""
+        job = f"{self.release}-kimi-k3-gfx942{self.part}"
+        labels = {"namespace": NAMESPACE, "release": self.release}
+        return {
+            "job_name": job,
+            "static_configs": [{"targets": [self.url.removeprefix("http://")], "labels": labels}],
+            **({"authorization": {"credentials": self.token}} if self.token else {}),
+        }
+
+
+@dataclass(frozen=True)
+class Exporter:
+    """AMD's exporter, whose own labels say who uses a GPU."""
 
     url: str
 
-    def ask(self, path: str, **parameters: str | float) -> Any:
-        """What its API answers; an error of the query fails the test."""
-        answer = httpx.get(f"{self.url}/api/v1/{path}", params=parameters, trust_env=False, timeout=30).json()
-        assert answer["status"] == "success", answer
-        return answer["data"]
+    def scraped(self) -> dict[str, Any]:
+        """As a job of the configuration."""
+        targets = [{"targets": [self.url.removeprefix("http://")]}]
+        return {"job_name": "gpus", "honor_labels": True, "static_configs": targets}
 
-    def instant(self, expression: str, at: float | None = None) -> list[dict[str, Any]]:
-        """The series that an expression evaluates to, now or at a moment; a NaN is no value."""
-        moment = {} if at is None else {"time": at}
-        found: list[dict[str, Any]] = self.ask("query", query=expression, **moment)["result"]
-        return [one for one in found if one["value"][1] != "NaN"]
 
-    def scraped(self, job: str) -> bool:
-        """Whether the last scrape of a job succeeded."""
-        return any(one["value"][1] == "1" for one in self.instant(f'up{{job="{job}"}}'))
+@dataclass(frozen=True)
+class Fired:
+    """An alert that was seen to fire."""
+
+    labels: dict[str, str]
+    annotations: dict[str, str]
+
+
+@dataclass
+class Prometheus:
+    """A running one; ``fired`` is whatever has been firing at any look."""
+
+    url: str
+    directory: Path
+    process: subprocess.Popen[bytes]
+    fired: dict[frozenset[tuple[str, str]], Fired] = field(default_factory=dict)
+
+    def get(self, path: str, **query: str) -> Any:
+        """The data of an answer of its API."""
+        answer = httpx.get(self.url + path, params=query, timeout=30, trust_env=False)
+        answer.raise_for_status()
+        return answer.json()["data"]
+
+    def values(self, query: str) -> list[Any]:
+        """What a query gives now."""
+        found: list[Any] = self.get("/api/v1/query", query=query)["result"]
+        return found
+
+    def judge(self, rules: dict[str, list[Group]]) -> None:
+        """From now on by these rules, groups by the name of their file.
+
+        Not from the beginning: before the first scrape everything is absent.
+        """
+        for name, groups in rules.items():
+            text = yaml.safe_dump({"groups": groups}, width=10000)
+            (self.directory / f"{name}.rules.yaml").write_text(text)
+        self.process.send_signal(signal.SIGHUP)
+        wait_until(lambda: len(self.get("/api/v1/rules")["groups"]) == sum(map(len, rules.values())))
+
+    def look(self) -> None:
+        """Note what fires now."""
+        for one in self.get("/api/v1/alerts")["alerts"]:
+            if one["state"] == "firing":
+                known = frozenset(one["labels"].items())
+                self.fired.setdefault(known, Fired(one["labels"], one["annotations"]))
+
+    def of(self, alert: str, **labels: str) -> list[Fired]:
+        """What has fired of an alert with these labels among its own."""
+        return [
+            one
+            for one in list(self.fired.values())
+            if one.labels["alertname"] == alert and labels.items() <= one.labels.items()
+        ]
 
 
 @contextlib.contextmanager
-def prometheus(directory: Path, targets: dict[str, str]) -> Iterator[Prometheus]:
-    """Run one until the block ends; skips where the program is not installed.
-
-    Args:
-        directory: for its data and its configuration.
-        targets: URL by job; those of compose's configuration that are not named are not scraped.
-    """
-    program = shutil.which("prometheus")
-    if program is None:
-        pytest.skip("no prometheus on this machine; run scripts/programs")
-    settings = directory / "prometheus.yml"
-    settings.write_text(yaml.safe_dump(_configured(targets)))
-    address = f"127.0.0.1:{free_port()}"
-    command = [
-        program,
-        f"--config.file={settings}",
-        f"--storage.tsdb.path={directory / 'data'}",
-        f"--web.listen-address={address}",
-        "--log.level=error",
-    ]
-    with (directory / "prometheus.log").open("wb") as log:
-        process = subprocess.Popen(command, env=SURROUNDINGS, stdout=log, stderr=subprocess.STDOUT)
-    try:
-        wait_until(lambda: _ready(process, address, log=directory / "prometheus.log"), seconds=60)
-        yield Prometheus(f"http://{address}")
-    finally:
-        process.terminate()
-        process.wait(30)
-
-
-@contextlib.contextmanager
-def exposing(text: Callable[[], str]) -> Iterator[str]:
-    """The URL of a server whose every path answers ``text()``, as an exposition."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            body = text().encode()
-            self.send_response(200)
-            self.send_header("Content-Type", "text/plain; version=0.0.4")
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, format: str, *args: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}"
-        finally:
-            server.shutdown()
-            thread.join()
-
-
-def _configured(targets: dict[str, str]) -> dict[str, Any]:
-    given = yaml.safe_load(CONFIGURATION.read_text())
-    jobs = {job["job_name"]: job["static_configs"][0].get("labels", {}) for job in given["scrape_configs"]}
-    assert set(jobs) == {SIDECAR, ENGINE}
-    return {
-        "global": {"scrape_interval": "1s", "scrape_timeout": "1s"},
-        "scrape_configs": [
+def prometheus(directory: Path, targets: Sequence[Target | Exporter]) -> Iterator[Prometheus]:
+    """Prometheus over these targets, with its files in a directory that is there."""
+    assert PROGRAM is not None
+    (directory / "prometheus.yaml").write_text(
+        yaml.safe_dump(
             {
-                "job_name": job,
-                "honor_labels": job == EXPORTER,
-                "static_configs": [{"targets": [urlsplit(url).netloc], "labels": jobs.get(job, {})}],
+                "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
+                "rule_files": [str(directory / "*.rules.yaml")],
+                "scrape_configs": [target.scraped() for target in targets],
             }
-            for job, url in targets.items()
-        ],
-    }
-
-
-def _ready(process: subprocess.Popen[bytes], address: str, *, log: Path) -> bool:
-    assert process.poll() is None, log.read_text()[-2000:]
+        )
+    )
+    port = free_port()
+    with (directory / "prometheus.log").open("wb") as log:
+        process = subprocess.Popen(
+            [
+                PROGRAM,
+                f"--config.file={directory / 'prometheus.yaml'}",
+                f"--storage.tsdb.path={directory / 'data'}",
+                f"--web.listen-address=127.0.0.1:{port}",
+            ],
+            stdout=log,
+            stderr=log,
+        )
+    running = Prometheus(f"http://127.0.0.1:{port}", directory, process)
+    stop = threading.Event()
+    looking = threading.Thread(target=_look, args=(running, stop))
     try:
-        return httpx.get(f"http://{address}/-/ready", trust_env=False).status_code == httpx.codes.OK
-    except httpx.TransportError:
-        time.sleep(0.05)
-        return False
+        wait_until(lambda: _ready(running, process, directory / "prometheus.log"), seconds=60)
+        looking.start()
+        yield running
+    finally:
+        stop.set()
+        if looking.is_alive():
+            looking.join()
+        process.terminate()
+        process.wait()
+
+
+def _ready(running: Prometheus, process: subprocess.Popen[bytes], log: Path) -> bool:
+    assert process.poll() is None, log.read_text()[-2000:]
+    with contextlib.suppress(httpx.TransportError):
+        return httpx.get(running.url + "/-/ready", trust_env=False).status_code == 200
+    return False
+
+
+def _look(running: Prometheus, stop: threading.Event) -> None:
+    while not stop.wait(LOOK_SECONDS):
+        # A machine that is busy may keep an answer back; what fired meanwhile still does at the next look.
+        with contextlib.suppress(httpx.TransportError):
+            running.look()

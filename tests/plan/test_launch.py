@@ -19,6 +19,7 @@ from kimi_k3.plan.launch import (
     Launch,
     build_launch,
     child_environment,
+    common_options,
     overridden,
     socket_dir,
 )
@@ -26,6 +27,7 @@ from kimi_k3.plan.nodes import Place
 from kimi_k3.plan.overrides import changed
 from kimi_k3.profiles.load import load_profile, profile_names
 from kimi_k3.profiles.schema import Profile
+from kimi_k3.words.tls import Certificate
 from kimi_k3.words.weights import ConsentSource, Requantisation, ScaleRule, Weights
 
 COMMAND = ("python", "-m", "engine")
@@ -188,6 +190,36 @@ def test_of_several_nodes_only_the_first_has_an_api() -> None:
     assert not of_servers & set(other.argv)
     assert "--headless" in other.argv
     assert "--headless" not in first.argv
+
+
+@pytest.mark.parametrize("name", [name for name in profile_names() if load_profile(name).nodes > 1])
+def test_what_nodes_have_in_common(name: str) -> None:
+    """Nodes of one deployment agree in it, wherever things are there; any option of the profile is in it."""
+    deployment = launched(load_profile(name))
+    first = replace(deployment, place=Place(node=0, nodes=2, leader="k3-0"))
+    elsewhere = Path("/elsewhere")
+    other = replace(
+        deployment,
+        place=Place(node=1, nodes=2, leader="10.0.0.1"),
+        checkpoint=elsewhere / "k3",
+        state_dir=elsewhere / "state",
+        socket_dir=elsewhere / "sockets",
+        start_id="another",
+        port=8123,
+        guarded=False,
+        tls=Certificate(elsewhere / "crt", elsewhere / "key"),
+        drain_timeout=7.0,
+    )
+    here = common_options(launch(first), first)
+    assert here == common_options(launch(other), other)
+    assert {*first.profile.flags, *first.profile.environment, "--master-port"} <= here.keys()
+    for changed_one in (
+        with_flags(first, max_num_seqs=7),
+        replace(first, place=Place(node=0, nodes=2, leader="k3-0", port=4)),
+        replace(first, expert_parallel=not first.expert_parallel),
+        replace(first, served_model_name="other"),
+    ):
+        assert common_options(launch(changed_one), changed_one) != here
 
 
 def test_the_key_goes_only_into_the_childs_environment() -> None:

@@ -49,6 +49,14 @@ def test_a_service_called_vllm() -> None:
     assert number.state is State.WARN
 
 
+def test_layers_cut_otherwise() -> None:
+    """Acceptance counts conversions by stage, and would refuse the start after everything was loaded."""
+    findings = found({rules.LAYER_PARTITION: "40,53"}, "pp2-tp8")
+    assert findings[0].state is State.FAIL
+    assert rules.LAYER_PARTITION in findings[0].what
+    assert State.FAIL not in {finding.state for finding in found({rules.LAYER_PARTITION: "93"})}
+
+
 @pytest.mark.parametrize(
     ("name", "value", "part"),
     [

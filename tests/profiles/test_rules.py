@@ -117,6 +117,8 @@ def test_a_refused_variable(name: str) -> None:
         ("ep8", variable("VLLM_ROCM_USE_AITER_FP4BMM"), "gfx950"),
         ("ep8", variable("VLLM_ROCM_USE_AITER_FP8BMM"), "needs VLLM_ROCM_USE_AITER_FP8BMM=0"),
         ("ep8", both(key("left_open", {}), flag("--kv-cache-dtype", "fp8")), "--kv-cache-dtype fp8"),
+        ("ep8", flag("--attention-backend", "CPU_MLA"), "reads a CPU's cache"),
+        ("cpu-tiny", flag("--attention-backend", "TRITON_MLA"), "must be CPU_MLA"),
         ("ep8", flag("--enable-eplb"), "--enable-ep-weight-filter with --enable-eplb"),
         ("tp8", flag("--enable-eplb"), "--enable-eplb needs expert_parallel"),
         ("tp8", flag("--enable-ep-weight-filter"), "no effect without expert_parallel"),

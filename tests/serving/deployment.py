@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -18,6 +17,7 @@ import httpx
 import psutil
 
 from tests.certificates import Signed
+from tests.ports import free_port
 from tests.surroundings import SURROUNDINGS
 
 COMMAND = str(Path(sys.executable).with_name("kimi-k3"))
@@ -86,14 +86,6 @@ class Deployment:
         return list(answer)
 
 
-def free_port() -> int:
-    """A port that nobody listens on at the moment."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
 def environment(**more: str) -> dict[str, str]:
     """The environment of a command, without this project's and vLLM's own variables."""
     return SURROUNDINGS | more
@@ -142,15 +134,17 @@ def started(
     api_key: str | None = None,
     tls: Signed | None = None,
     host: str = "127.0.0.1",
+    ports: tuple[int, int] | None = None,
 ) -> Iterator[Deployment]:
     """Start, wait until ready, and end by SIGTERM; asserts a clean end with no process left.
 
     Args:
         tls: what both servers speak TLS with.
         host: where both listen.
+        ports: of engine and sidecar.
     """
     state_dir, log = directory / "state", directory / "serve.log"
-    engine_port, sidecar_port = free_port(), free_port()
+    engine_port, sidecar_port = ports or (free_port(), free_port())
     keyed = environment(**({"KIMI_K3_API_KEY": api_key} if api_key else {}))
     files: tuple[str | Path, ...] = ()
     named: dict[str, str] = {}

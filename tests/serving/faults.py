@@ -28,7 +28,8 @@ from kimi_k3.checkpoint import make_tiny_checkpoint
 from kimi_k3.journal.models import SupervisorRecord
 from kimi_k3.journal.reader import read_journal
 from kimi_k3.words.phases import ENDED, Phase
-from tests.serving.deployment import COMMAND, START_SECONDS, TOY, Family, environment, free_port
+from tests.ports import free_port
+from tests.serving.deployment import COMMAND, START_SECONDS, TOY, Family, environment
 
 SOON, GONE_WITHIN, HANG_SECONDS = 2.0, 5.0, 3.0
 ROUND = (

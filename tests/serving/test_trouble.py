@@ -17,6 +17,7 @@ import pytest
 from safetensors import safe_open
 
 from kimi_k3.journal.models import SUPERVISOR_FILE
+from tests.ports import free_port
 from tests.serving.deployment import (
     COMMAND,
     START_SECONDS,
@@ -24,7 +25,6 @@ from tests.serving.deployment import (
     Family,
     Mode,
     environment,
-    free_port,
     started,
 )
 

@@ -18,7 +18,7 @@ import pytest
 
 from kimi_k3.journal.writer import now
 from kimi_k3.words.phases import Phase
-from tests.serving.deployment import free_port
+from tests.ports import free_port
 from tests.surroundings import SURROUNDINGS
 
 from .builders import journal, lossy, phases, write

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import time
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,11 @@ from kimi_k3.journal.writer import write_record
 from kimi_k3.sidecar.app import create_app
 from kimi_k3.sidecar.settings import Settings
 
-from .builders import NOW, START_ID, at, journal, node, rank, supervisor, write
+from .builders import NOW, START_ID, journal, node, rank, supervisor, write
+from .engine import FakeEngine
 
 TOKEN = "of-both-nodes"
+JSON = {"Content-Type": "application/json"}
 
 
 def put(directory: Path, path: str, body: Record | bytes, token: str | None = TOKEN) -> Any:
@@ -107,7 +110,8 @@ def test_a_rank_that_is_taken(directory: Path) -> None:
 
 def test_without_a_start(tmp_path: Path) -> None:
     """Nothing lives that a node could be part of: it asks again."""
-    for seen in (journal(None), journal(supervisor(nodes=3, world_size=3, updated_at=at(1)))):
+    dead = NOW - timedelta(seconds=6)
+    for seen in (journal(None), journal(supervisor(nodes=3, world_size=3, updated_at=dead))):
         write(tmp_path, seen)
         assert put(tmp_path, "/nodes/1", report(start_id=None)).status_code == 409
 
@@ -126,12 +130,53 @@ def test_only_with_a_token(directory: Path) -> None:
         assert client.put("/nodes/1", content=report().model_dump_json()).status_code == 401
 
 
+def full(*_: object) -> None:
+    raise OSError(28, "No space left on device")
+
+
 def test_a_directory_that_cannot_be_written(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The node tells it again, and serving goes on meanwhile."""
-
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
     monkeypatch.setattr("kimi_k3.sidecar.nodes.write_record", full)
     answer = put(directory, "/nodes/1", report())
     assert (answer.status_code, "No space left" in answer.text) == (503, True)
+
+
+def test_a_full_directory_while_the_engine_serves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: FakeEngine
+) -> None:
+    """The first node cannot write that it lives, so the engine's answer tells the others.
+
+    Which nodes are there is kept in memory meanwhile: one that falls silent takes the readiness as ever.
+    """
+    moment = NOW
+    write(tmp_path, journal(supervisor(nodes=2, world_size=2, engine_url=engine.url)))
+    settings = Settings(state_dir=tmp_path, refresh_seconds=0, poll_seconds=0.05, token=SecretStr(TOKEN))
+    monkeypatch.setattr("kimi_k3.sidecar.nodes.write_record", full)
+    with TestClient(create_app(settings, clock=lambda: moment)) as client:
+        client.headers["Authorization"] = f"Bearer {TOKEN}"
+
+        def told() -> int:
+            body = report().model_dump_json()
+            return client.put("/nodes/1", content=body, headers=JSON).status_code
+
+        def codes() -> set[str]:
+            return {reason["code"] for reason in client.get("/readyz").json()["reasons"]}
+
+        assert "node-missing" in codes()
+        deadline = time.monotonic() + 10
+        while told() != 507:
+            assert time.monotonic() < deadline
+        assert not codes() & {"node-missing", "node-silent"}
+        engine.mood = "dead"
+        while told() != 503:
+            assert time.monotonic() < deadline
+        moment = NOW + timedelta(seconds=6)
+        assert "node-silent" in codes()
+
+
+def test_half_a_surrogate_pair(directory: Path) -> None:
+    """JSON can say it, no file can hold it."""
+    name = report().model_dump_json().replace('"profile":"', '"profile":"\\ud800', 1).encode()
+    answer = put(directory, "/nodes/1", name)
+    assert answer.status_code == 422
+    assert read_journal(directory).nodes == ()

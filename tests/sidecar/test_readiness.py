@@ -31,10 +31,10 @@ CASES: dict[str, tuple[Journal, EngineHealth | None, list[str]]] = {
         health(),
         ["node-silent"],
     ),
-    "a node is silent since the directory is full": (
+    "a node is silent, whether or not the directory is full": (
         replace(journal(supervisor(nodes=2)), nodes=(node(1, heard_at=at(19)),), unwritable="has no room"),
         health(),
-        [],
+        ["node-silent"],
     ),
     "a node drains": (
         replace(journal(supervisor(nodes=2)), nodes=(node(1, phases=phases(Phase.DRAINING)),)),

@@ -6,7 +6,6 @@ from __future__ import annotations
 import fcntl
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -20,6 +19,7 @@ from kimi_k3.checkpoint import make_tiny_checkpoint
 from kimi_k3.journal.models import SupervisorRecord
 from kimi_k3.journal.reader import read_journal
 from kimi_k3.words.phases import Phase
+from tests.ports import free_port
 from tests.surroundings import SURROUNDINGS
 
 DRIVE = Path(__file__).with_name("drive.py")
@@ -106,13 +106,6 @@ def start(checkpoint: Path, state_dir: Path) -> Iterator[Starter]:
         running.process.communicate()
     for pid in processes_in(state_dir):
         os.kill(pid, signal.SIGKILL)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def processes_in(state_dir: Path) -> list[int]:

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from kimi_k3.journal.models import (
     FailureRecord,
+    Loading,
     PhaseChange,
     ProjectionConversion,
     RankRecord,
@@ -31,6 +32,9 @@ from kimi_k3.words.phases import Phase
 from kimi_k3.words.weights import Projection, Requantisation, Weights
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
+METRICS = 'vllm:num_requests_running{engine="0",model_name="kimi-k3"} 0\n'
+"""Of an engine that has nothing to do."""
+
 STUBBORN = [
     sys.executable,
     "-c",
@@ -112,6 +116,8 @@ def load(behaviours: set[str]) -> None:
     if "dies-after-others" in behaviours:
         say("RuntimeError: the shard is not what it seems")
         sys.exit(1)
+    for behaviour in behaviours & set(SLOW):
+        SLOW[behaviour](asked, told)
     if "no-ranks" not in behaviours:
         for rank in asked.ranks_here:
             report_rank(rank, asked, told, behaviours)
@@ -152,11 +158,59 @@ def report_rank(rank: int, asked: SupervisorRecord, told: EngineEnvironment, beh
         weights=weights,
         requantisation=_requantised(told, behaviours) if weights is Weights.INT4 else None,
         phases=(PhaseChange(phase=Phase.LOADING, at=now()), PhaseChange(phase=Phase.CONVERTING, at=now())),
-        conversions=tuple(conversion(layer, projection) for layer, projection in keys)
+        conversions=tuple(
+            conversion(layer, projection, loss=0.1 if "loses-much" in behaviours else 0.0045)
+            for layer, projection in keys
+        )
         if weights is Weights.INT4
         else (),
     )
     write_record(told.state_dir, rank_file(rank), record)
+
+
+def load_slowly(asked: SupervisorRecord, told: EngineEnvironment) -> None:
+    """A hundredth every second."""
+    for done in range(100):
+        _report_first_rank(
+            asked, told, Loading(bytes_done=done, bytes_total=100, shards_done=0, shards_total=3)
+        )
+        time.sleep(1)
+
+
+def stop_loading(asked: SupervisorRecord, told: EngineEnvironment) -> None:
+    """A third is read, and then storage answers no more."""
+    _report_first_rank(asked, told, Loading(bytes_done=33, bytes_total=100, shards_done=1, shards_total=3))
+    time.sleep(600)
+
+
+def stop_converting(asked: SupervisorRecord, told: EngineEnvironment) -> None:
+    """Everything is read, one projection is converted, and no more."""
+    everything = Loading(bytes_done=100, bytes_total=100, shards_done=3, shards_total=3)
+    first = conversion(asked.moe_layers_of(0)[0], Projection.W13)
+    _report_first_rank(asked, told, everything, first)
+    time.sleep(600)
+
+
+SLOW = {"loads-slowly": load_slowly, "stops-loading": stop_loading, "stops-converting": stop_converting}
+
+
+def _report_first_rank(
+    asked: SupervisorRecord, told: EngineEnvironment, loading: Loading, *converted: ProjectionConversion
+) -> None:
+    assert told.state_dir is not None
+    phases = (Phase.LOADING, Phase.CONVERTING) if converted else (Phase.LOADING,)
+    record = RankRecord(
+        start_id=asked.start_id,
+        rank=0,
+        pid=os.getpid(),
+        updated_at=now(),
+        weights=asked.weights,
+        requantisation=told.requantisation if asked.weights is Weights.INT4 else None,
+        phases=tuple(PhaseChange(phase=phase, at=now()) for phase in phases),
+        loading=loading,
+        conversions=converted,
+    )
+    write_record(told.state_dir, rank_file(0), record)
 
 
 def _requantised(told: EngineEnvironment, behaviours: set[str]) -> Requantisation:
@@ -164,7 +218,7 @@ def _requantised(told: EngineEnvironment, behaviours: set[str]) -> Requantisatio
     return told.requantisation.model_copy(update={"negative_scale": negative})
 
 
-def conversion(layer: int, projection: Projection) -> ProjectionConversion:
+def conversion(layer: int, projection: Projection, *, loss: float = 0.0045) -> ProjectionConversion:
     return ProjectionConversion(
         layer=layer,
         projection=projection,
@@ -178,7 +232,7 @@ def conversion(layer: int, projection: Projection) -> ProjectionConversion:
         zero_groups=0,
         nonfinite_groups=0,
         clamped_groups=0,
-        squared_error=0.1,
+        squared_error=loss,
         energy=1.0,
         max_error=0.1,
         worst_expert=0,
@@ -193,12 +247,14 @@ def serve(host: str, port: int, behaviours: set[str]) -> None:
         def do_GET(self) -> None:
             if self.path == "/load":
                 self._answer(200, {"server_load": 1})
+            elif self.path == "/metrics" and "tells-metrics" in behaviours:
+                self._answer(200, METRICS, content_type="text/plain; version=0.0.4")
             else:
                 self._answer(200, {})
 
         def do_POST(self) -> None:
             self.rfile.read(int(self.headers["Content-Length"]))
-            if "hangs-serving" in behaviours and answered:
+            if "hangs-first" in behaviours or ("hangs-serving" in behaviours and answered):
                 time.sleep(600)
             answered.append(self.path)
             if self.headers["Authorization"] != _wanted():
@@ -214,9 +270,10 @@ def serve(host: str, port: int, behaviours: set[str]) -> None:
                     say("torch.OutOfMemoryError: HIP out of memory. Tried to allocate")
                     os._exit(1)
 
-        def _answer(self, status: int, body: object) -> None:
-            data = json.dumps(body).encode()
+        def _answer(self, status: int, body: object, content_type: str = "application/json") -> None:
+            data = (body if isinstance(body, str) else json.dumps(body)).encode()
             self.send_response(status)
+            self.send_header("Content-Type", content_type)
             self.send_header("Content-Length", str(len(data)))
             self.end_headers()
             self.wfile.write(data)

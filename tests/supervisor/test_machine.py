@@ -17,9 +17,8 @@ from kimi_k3.errors import OperatorError
 from kimi_k3.preflight.subject import Subject
 from kimi_k3.supervisor.serve import check_machine
 from tests.kernels.doubles import Generation, install
+from tests.ports import free_port
 from tests.preflight.node import GIB, Node, mi325x_node, subject
-
-from .conftest import free_port
 
 pytestmark = pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed")
 

@@ -3,10 +3,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -20,12 +23,12 @@ import pytest
 from kimi_k3.errors import ExitCode
 from kimi_k3.journal.models import Ending
 from kimi_k3.words.phases import Phase
+from tests.ports import free_port
 from tests.supervisor.conftest import (
     DRIVE,
     PATIENCE,
     Running,
     assert_nothing_left,
-    free_port,
     processes_in,
 )
 from tests.surroundings import SURROUNDINGS
@@ -41,6 +44,7 @@ class Nodes:
     checkpoint: Path
     directory: Path
     sidecars: dict[int, int] = field(default_factory=lambda: {0: free_port(), 1: free_port()})
+    meeting: int = field(default_factory=free_port)
     started: list[subprocess.Popen[str]] = field(default_factory=list)
 
     def state_dir(self, node: int) -> Path:
@@ -59,12 +63,18 @@ class Nodes:
         eventually(lambda: self.ask(node, "/livez", token=None).status_code == 200)
 
     def serve(
-        self, node: int, behaviours: str = "good", *arguments: str, token: str | None = TOKEN
+        self,
+        node: int,
+        behaviours: str = "good",
+        *arguments: str,
+        token: str | None = TOKEN,
+        port: int | None = None,
     ) -> Running:
-        port = free_port()
+        port = free_port() if port is None else port
         command = [sys.executable, str(DRIVE), behaviours, "serve", str(self.checkpoint)]
         command += ["--profile", "cpu-tiny", *SIZES, "--state-dir", str(self.state_dir(node))]
         command += ["--node-rank", str(node), "--leader-address", "127.0.0.1"]
+        command += ["--leader-port", str(self.meeting)]
         command += ["--port", str(port), "--readiness-delay", "0.5", *arguments]
         if node:
             command += ["--leader-sidecar", f"http://127.0.0.1:{self.sidecars[0]}"]
@@ -302,15 +312,25 @@ def test_nodes_that_were_started_differently(nodes: Nodes) -> None:
     first = nodes.serve(0, "hangs-loading")
     second = nodes.serve(1, "good", "--scale-rule", "amax")
     code, _, err = second.finish()
-    assert code == ExitCode.FAILED
+    assert code == ExitCode.USAGE
     assert "node 1 and the first node differ in their conversion" in err
     assert first.process.poll() is None, "whose node 1 may still come"
+
+
+def test_nodes_that_were_given_other_lengths(nodes: Nodes) -> None:
+    """Options that only vLLM understands are compared, too: it would hang in its first collective."""
+    nodes.sidecar(0)
+    nodes.sidecar(1)
+    nodes.serve(0, "hangs-loading")
+    code, _, err = nodes.serve(1, "good", "--max-model-len", "512").finish()
+    assert code == ExitCode.USAGE
+    assert "node 1 and the first node differ in --max-model-len" in err
 
 
 def test_a_machine_with_the_rank_of_one_that_serves(nodes: Nodes) -> None:
     """It waits and says why; what serves goes on."""
     first, second = nodes.serving()
-    third = Nodes(nodes.checkpoint, nodes.directory / "third", sidecars=nodes.sidecars, started=nodes.started)
+    third = Nodes(nodes.checkpoint, nodes.directory / "third", nodes.sidecars, nodes.meeting, nodes.started)
     third.directory.mkdir()
     stray = third.serve(1)
     assert stray.process.stderr is not None
@@ -369,6 +389,45 @@ def test_the_first_node_restarts_its_sidecar(nodes: Nodes) -> None:
     eventually(lambda: nodes.ask(0, "/readyz").status_code == 200)
     assert first.process.poll() is None
     assert second.process.poll() is None
+
+
+def test_a_start_that_nobody_joins(nodes: Nodes) -> None:
+    """Not vLLM, which waits for the others, is what to look at."""
+    nodes.sidecar(0)
+    code, _, err = nodes.serve(0, "hangs-loading", "--start-timeout", "3").finish()
+    assert code == ExitCode.ENGINE
+    assert "node 1 has not joined" in err
+
+
+def test_a_port_to_meet_at_that_is_taken(nodes: Nodes) -> None:
+    """Said before an hour of loading, and with the option that gives another one."""
+    with socket.create_server(("127.0.0.1", nodes.meeting)):
+        code, _, err = nodes.serve(0).finish()
+    assert code == ExitCode.IN_USE
+    assert f"--leader-port {nodes.meeting}" in err
+
+
+def test_a_first_node_whose_sidecar_never_ends_its_answer(nodes: Nodes) -> None:
+    """It can be stopped while it waits for the rest of an answer that comes byte by byte."""
+    ended = threading.Event()
+
+    def drip(listener: socket.socket) -> None:
+        connection, _ = listener.accept()
+        with connection, contextlib.suppress(OSError):
+            while not ended.wait(0.2):
+                connection.sendall(b"H")
+
+    with socket.create_server(("127.0.0.1", nodes.sidecars[0])) as listener:
+        dripping = threading.Thread(target=drip, args=(listener,))
+        dripping.start()
+        second = nodes.serve(1)
+        second.wait_for(Phase.PREFLIGHT)
+        time.sleep(1.0)
+        code, _, _ = second.stop()
+        ended.set()
+        dripping.join()
+    assert code == 128 + signal.SIGTERM
+    assert_nothing_left(second.state_dir)
 
 
 def test_who_lacks_what_a_node_needs(nodes: Nodes) -> None:

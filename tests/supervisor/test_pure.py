@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import re
-from datetime import UTC, datetime
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -22,14 +24,18 @@ from kimi_k3.journal.models import (
     RankRecord,
     SupervisorRecord,
 )
+from kimi_k3.journal.reader import Journal
 from kimi_k3.supervisor.acceptance import objection
 from kimi_k3.supervisor.announced import Announced
+from kimi_k3.supervisor.follow import _summaries
+from kimi_k3.supervisor.nodes import Hearing, lost_node
 from kimi_k3.supervisor.phases import LOG_SIGNS, bar_of, latest, sign_of, starting_phase
 from kimi_k3.supervisor.redact import HIDDEN, MAX_LINE, Lines, Secrets
 from kimi_k3.supervisor.serve import engine_url
 from kimi_k3.supervisor.verdict import death, hung, lost_process, too_slow
 from kimi_k3.words.phases import Phase
 from kimi_k3.words.weights import Projection, Requantisation, ScaleRule, Weights
+from tests.sidecar import builders
 from tests.wheels import VERSIONS, vllm_source
 
 NOW = datetime(2026, 11, 30, tzinfo=UTC)
@@ -292,9 +298,10 @@ def test_the_best_explanation_of_a_death(
 
 def test_verdicts_name_the_phase_and_the_log() -> None:
     """An operator continues from the line alone."""
-    slow = str(too_slow(phase=Phase.WARMING, seconds=601, timeout=600, in_phase=20, asked=True, log=LOG))
+    slow = partial(too_slow, phase=Phase.WARMING, seconds=601, timeout=600, in_phase=20, asked=True, log=LOG)
     for part in ("601 s", "--start-timeout 600", "in phase warming", "first completion", str(LOG)):
-        assert part in slow
+        assert part in str(slow(absent=[]))
+    assert "node 1, 3 has not joined" in str(slow(absent=[1, 3]))
     who = "EngineCore (pid 5)"
     lost = str(lost_process(who=who, phase=Phase.READY, seconds=9, found=explain_lines([]), log=LOG))
     for part in ("while serving", who + " is gone", "dmesg"):
@@ -440,3 +447,26 @@ def test_steps_within_a_phase() -> None:
 def test_progress_bars(line: str, bar: tuple[str, int, int] | None) -> None:
     """Both model runners' bars, and what only looks like one."""
     assert bar_of(line) == bar
+
+
+def test_a_node_is_silent_by_a_clock_that_nobody_sets() -> None:
+    """A clock that is set forward by an hour ends no start; a node that says nothing for long does."""
+    hearing = Hearing()
+    seen = Journal(supervisor=None, ranks=(), failures=(), faults=(), nodes=(builders.node(1),))
+    assert hearing.silences(seen.nodes, 100.0) == {1: 0.0}
+    later = replace(seen, nodes=(builders.node(1, heard_at=builders.node(1).heard_at + timedelta(hours=1)),))
+    assert hearing.silences(later.nodes, 101.0) == {1: 0.0}
+    silences = hearing.silences(later.nodes, 161.0)
+    assert silences == {1: 60.0}
+    assert lost_node(later, silences, patience=61) is None
+    assert lost_node(later, silences, patience=59) == "nothing was heard of node 1 for 60 s"
+    assert lost_node(replace(later, unwritable="has no room"), silences, patience=59) is None
+
+
+def test_what_another_nodes_ranks_said_counts_where_they_could_not_write() -> None:
+    """A full directory on one of the nodes does not end a start; what its ranks last wrote there is old."""
+    other = builders.rank(1)
+    said = other.summary().model_copy(update={"signs_refused": True})
+    told = builders.node(1).model_copy(update={"summaries": (said,)})
+    seen = Journal(supervisor=None, ranks=(builders.rank(0), other), failures=(), faults=(), nodes=(told,))
+    assert _summaries(seen, Announced()) == [builders.rank(0).summary(), said]

@@ -259,6 +259,9 @@ fsGroup: {{ int64 . }}
 fsGroupChangePolicy: OnRootMismatch
 {{- end }}
 seccompProfile: {type: {{ .Values.security.seccompProfile }}}
+{{- with .Values.security.seLinuxOptions }}
+seLinuxOptions: {{ toJson . }}
+{{- end }}
 {{- end -}}
 
 {{- define "kimi-k3.containerSecurity" -}}

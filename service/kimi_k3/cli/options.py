@@ -53,6 +53,12 @@ LeaderAddress = Annotated[
     str | None,
     typer.Option(metavar="<host>", help="Where all nodes reach node 0, which also says it to itself."),
 ]
+LeaderPort = Annotated[
+    int | None,
+    typer.Option(
+        help="Port of node 0 at which the ranks find each other. Default: 29501.", show_default=False
+    ),
+]
 MaxModelLen = Annotated[int | None, typer.Option(help="Tokens of prompt and answer.")]
 MaxNumSeqs = Annotated[int | None, typer.Option(help="Requests at a time, at most 65536.")]
 

@@ -13,6 +13,7 @@ from kimi_k3.cli.options import (
     CheckpointConfig,
     CheckpointIfAny,
     LeaderAddress,
+    LeaderPort,
     MaxModelLen,
     MaxNumSeqs,
     NodeRank,
@@ -43,6 +44,7 @@ def plan(
     ] = None,
     node_rank: NodeRank = None,
     leader_address: LeaderAddress = None,
+    leader_port: LeaderPort = None,
     accept_lossy: AcceptLossy = False,
     as_json: Annotated[bool, typer.Option("--json", help="The figures as JSON.")] = False,
 ) -> int:
@@ -66,6 +68,7 @@ def plan(
                 max_num_seqs=max_num_seqs,
                 node_rank=node_rank,
                 leader_address=leader_address,
+                leader_port=leader_port,
                 settings=tuple(settings or ()),
             ),
             profile=profile,

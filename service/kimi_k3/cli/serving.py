@@ -15,6 +15,7 @@ from kimi_k3.cli.options import (
     CaFile,
     Checkpoint,
     LeaderAddress,
+    LeaderPort,
     MaxModelLen,
     MaxNumSeqs,
     NegativeScale,
@@ -60,6 +61,7 @@ def serve(
     dtype: Annotated[str | None, typer.Option(help="Type of activations and other weights.")] = None,
     node_rank: NodeRank = None,
     leader_address: LeaderAddress = None,
+    leader_port: LeaderPort = None,
     leader_sidecar: Annotated[
         str | None,
         typer.Option(
@@ -134,6 +136,7 @@ def serve(
         ),
         node_rank=node_rank,
         leader_address=leader_address,
+        leader_port=leader_port,
         settings=tuple(settings or ()),
     )
     return serve_with(

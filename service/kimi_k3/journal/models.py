@@ -337,6 +337,8 @@ class SupervisorRecord(Record):
     first node, 0, serves the API, so ``engine_url`` is ``None`` on the others. ``stages`` are the MoE layers
     of each pipeline stage, and ``stage_ranks`` the ranks that share one; no stages mean that every rank has
     all layers. ``leader_silent_since`` is since when another node hears nothing new of the first one.
+    ``versions`` and ``options`` are what all nodes must have alike: the versions of what computes, and a
+    digest of each option of the engine by its name.
     """
 
     schema_version: Literal[1] = SCHEMA_VERSION
@@ -355,6 +357,8 @@ class SupervisorRecord(Record):
     node: Node = 0
     stages: Annotated[tuple[LayerIndices, ...], Field(max_length=1024)] = ()
     stage_ranks: WorldSize = 1
+    versions: Annotated[dict[str, str], Field(max_length=64)] = {}
+    options: Annotated[dict[str, str], Field(max_length=1024)] = {}
     ranks_report: bool = True
     engine_url: str | None
     engine_pid: Integer | None = None
@@ -412,11 +416,13 @@ class SupervisorRecord(Record):
 class NodeReport(Record):
     """What a node tells the first one: ``PUT /nodes/NODE`` of its sidecar, which answers with its own record.
 
-    ``start_id`` is the first node's start that it has joined; ``None`` only asks for that.
+    ``start_id`` is the first node's start that it has joined; ``None`` only asks for that. ``summaries`` are
+    of its ranks whose records do not say the same, since they could not be written.
     """
 
     start_id: StartId | None
     supervisor: SupervisorRecord
+    summaries: Annotated[tuple[RankSummary, ...], Field(max_length=1024)] = ()
 
 
 class NodeRecord(Record):
@@ -432,6 +438,7 @@ class NodeRecord(Record):
     heard_at: AwareDatetime
     superseded: bool = False
     supervisor: SupervisorRecord
+    summaries: Annotated[tuple[RankSummary, ...], Field(max_length=1024)] = ()
 
 
 HEARTBEAT_SECONDS = 2.0

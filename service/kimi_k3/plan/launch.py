@@ -6,6 +6,7 @@ The API key is not part of a launch, so a launch can be printed and recorded as 
 
 from __future__ import annotations
 
+import hashlib
 import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +22,6 @@ from kimi_k3.plan.nodes import Place
 from kimi_k3.profiles.rules import STEP_TOKENS, step_tokens
 from kimi_k3.profiles.schema import Device, Profile
 from kimi_k3.words import environment as names
-from kimi_k3.words.addresses import MASTER_PORT
 from kimi_k3.words.tls import Certificate
 from kimi_k3.words.weights import INT4_NAME, ConsentSource, Requantisation, Weights
 
@@ -44,6 +44,25 @@ KEY_GUARD = "kimi_k3.engine.key_guard.KeyGuard"
 
 LOSS_HEADER = "kimi_k3.engine.loss_header.LossHeader"
 """ASGI middleware that says on every answer that the weights are lossy. The last one is the outermost."""
+
+OF_ONE_NODE = frozenset(
+    {
+        "--model",
+        "--host",
+        "--port",
+        "--disable-access-log-for-endpoints",
+        "--enable-server-load-tracking",
+        "--middleware",
+        "--ssl-certfile",
+        "--ssl-keyfile",
+        "--enable-ssl-refresh",
+        "--shutdown-timeout",
+        "--node-rank",
+        "--master-addr",
+        "--headless",
+    }
+)
+"""Options in which nodes of one deployment may differ: where things are there, and how it is reached."""
 
 CONSENT_GOES_HERE = "consent goes here: 1 accepts that int4 changes the experts' weights, 0 ends the start"
 
@@ -131,7 +150,7 @@ def build_launch(deployment: Deployment, *, cores: Collection[int], engine_comma
         argv.append("--enable-expert-parallel")
     if (place := deployment.place) is not None:
         argv += ["--nnodes", str(place.nodes), "--node-rank", str(place.node)]
-        argv += ["--master-addr", place.leader, "--master-port", str(MASTER_PORT)]
+        argv += ["--master-addr", place.leader, "--master-port", str(place.port)]
         argv += ["--headless"] if place.headless else []
     if deployment.weights is Weights.INT4:
         argv += ["--quantization-config.moe.weight", INT4_NAME]
@@ -145,6 +164,27 @@ def build_launch(deployment: Deployment, *, cores: Collection[int], engine_comma
             **{name: variable.why for name, variable in profile.environment.items()},
         },
     )
+
+
+def common_options(launch: Launch, deployment: Deployment) -> dict[str, str]:
+    """A digest of each option and variable that every node of a deployment must have alike, by its name.
+
+    A digest, because a value may be a path, which nobody has to know who may read the journal.
+    """
+    values: dict[str, list[str]] = {}
+    name = None
+    for word in launch.argv[launch.argv.index("--model") :]:
+        if word.startswith("--"):
+            name = word
+            values.setdefault(name, [])
+        elif name is not None:
+            values[name].append(word)
+    values |= {name: [launch.environment[name]] for name in deployment.profile.environment}
+    return {
+        name: hashlib.sha256("\0".join(words).encode()).hexdigest()[:16]
+        for name, words in sorted(values.items())
+        if name not in OF_ONE_NODE
+    }
 
 
 def _of_server(deployment: Deployment) -> Iterator[str]:

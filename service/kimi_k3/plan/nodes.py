@@ -13,6 +13,7 @@ from ipaddress import ip_address
 
 from kimi_k3.errors import ExitCode, OperatorError
 from kimi_k3.profiles.schema import Profile
+from kimi_k3.words.addresses import MASTER_PORT
 from kimi_k3.words.given import require_text
 
 FIRST_NODE = "FIRST_NODE"
@@ -27,11 +28,13 @@ class Place:
         node: counted from 0; the first one serves the API.
         nodes: how many there are.
         leader: host name or address of the first one, as every node reaches it.
+        port: there, at which the ranks of all nodes find each other.
     """
 
     node: int
     nodes: int
     leader: str
+    port: int = MASTER_PORT
 
     @property
     def headless(self) -> bool:
@@ -39,19 +42,20 @@ class Place:
         return self.node > 0
 
 
-def place(profile: Profile, node: int | None, leader: str | None) -> Place | None:
+def place(profile: Profile, node: int | None, leader: str | None, port: int | None = None) -> Place | None:
     """The place that an operator gave a start; ``None`` where the profile has one node.
 
     Args:
         profile: that is started.
         node: of ``--node-rank``; ``None`` is the first.
         leader: of ``--leader-address``; ``None`` leaves it open, as a plan does.
+        port: of ``--leader-port``; ``None`` for vLLM's own default.
 
     Raises:
-        OperatorError: the profile has no such node, or the address is none.
+        OperatorError: the profile has no such node, or the address or port is none.
     """
     if profile.nodes == 1:
-        for flag, given in (("--node-rank", node), ("--leader-address", leader)):
+        for flag, given in (("--node-rank", node), ("--leader-address", leader), ("--leader-port", port)):
             if given is not None:
                 raise _usage(
                     f"{flag} {given}: profile {profile.name} is for one node",
@@ -68,8 +72,14 @@ def place(profile: Profile, node: int | None, leader: str | None) -> Place | Non
             f"--leader-address {leader!r}: is no host name or address",
             "give that of the first node alone, without a scheme or a port",
         )
-    address = FIRST_NODE if leader is None else require_text("--leader-address", leader)
-    return Place(node=node or 0, nodes=profile.nodes, leader=address)
+    if port is not None and not 0 < port < 65536:
+        raise _usage(f"--leader-port {port}: is no port", "give one from 1 to 65535, the same on all nodes")
+    return Place(
+        node=node or 0,
+        nodes=profile.nodes,
+        leader=FIRST_NODE if leader is None else require_text("--leader-address", leader),
+        port=MASTER_PORT if port is None else port,
+    )
 
 
 def _is_host(text: str) -> bool:

@@ -59,6 +59,7 @@ class Options:
     tls: Certificate | None = None
     node_rank: int | None = None
     leader_address: str | None = None
+    leader_port: int | None = None
     settings: tuple[str, ...] = ()
 
 
@@ -128,7 +129,7 @@ def decide(
         ),
         guarded=guarded,
         tls=options.tls,
-        place=place(profile, options.node_rank, options.leader_address),
+        place=place(profile, options.node_rank, options.leader_address, options.leader_port),
     )
 
 

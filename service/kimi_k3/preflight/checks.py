@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 
 from kimi_k3.checkpoint import Checkpoint
 from kimi_k3.contract.facts import Use
@@ -32,6 +33,8 @@ from kimi_k3.preflight.vllm_source import check_vllm
 from kimi_k3.profiles.schema import Architecture
 
 DRIVER, CORES, PLUGIN, PORT, QUARK = "gpu-driver", "cpu-cores", "vllm-plugin", "port", "amd-quark"
+MEETING = "nodes-port"
+ANY_HOST = "0.0.0.0"
 KFD = "/dev/kfd"
 AITER = "VLLM_ROCM_USE_AITER"
 TRUST = "--trust-remote-code"
@@ -72,6 +75,9 @@ def of_start(machine: Machine, subject: Subject, *, listen: bool = True) -> Iter
     if listen and not subject.deployment.headless:
         host, port = subject.deployment.host, subject.deployment.port
         quick.append(_asked(PORT, f"{port} on {host} is free", lambda: check_port_free(host, port)))
+        if (place := subject.deployment.place) is not None:
+            meet = partial(check_port_free, ANY_HOST, place.port, flag="--leader-port")
+            quick.append(_asked(MEETING, f"{place.port} is free for the nodes", meet))
     quick += _of_machine(machine, subject)
     yield from quick
     if subject.on_gpus and driver.state is State.PASS:

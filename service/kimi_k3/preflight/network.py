@@ -9,8 +9,11 @@ import socket
 from kimi_k3.errors import ExitCode, OperatorError
 
 
-def check_port_free(host: str, port: int) -> None:
+def check_port_free(host: str, port: int, *, flag: str = "--port") -> None:
     """Bind ``host:port`` once, as vLLM will.
+
+    Args:
+        flag: by which the port is given.
 
     Raises:
         OperatorError: the host is not an address of this machine, or the port is taken.
@@ -34,19 +37,19 @@ def check_port_free(host: str, port: int) -> None:
             probe.bind(address)
             probe.listen(1)
     except OSError as error:
-        raise _refused(host, port, error) from None
+        raise _refused(host, port, flag, error) from None
 
 
-def _refused(host: str, port: int, error: OSError) -> OperatorError:
+def _refused(host: str, port: int, flag: str, error: OSError) -> OperatorError:
     if error.errno == errno.EADDRINUSE:
         return OperatorError(
-            f"--port {port} on {host}: another process is listening there",
-            remedy=f"end it (see: ss -ltnp 'sport = :{port}') or give another --port",
+            f"{flag} {port} on {host}: another process is listening there",
+            remedy=f"end it (see: ss -ltnp 'sport = :{port}') or give another {flag}",
             exit_code=ExitCode.IN_USE,
         )
     if error.errno == errno.EACCES:
         return OperatorError(
-            f"--port {port} on {host}: needs privileges that this process does not have",
+            f"{flag} {port} on {host}: needs privileges that this process does not have",
             remedy="give a port of 1024 or above",
             exit_code=ExitCode.USAGE,
         )

@@ -34,6 +34,7 @@ def check_environment(machine: Machine, subject: Subject) -> Iterator[Finding]:
     found = [
         *_service_links(inherited),
         *(_conflicts(subject, inherited) if subject.on_gpus else ()),
+        *_cut(subject, inherited),
         *_refused(subject, inherited),
         *_unknown(machine, subject),
         *(
@@ -72,6 +73,17 @@ def _conflicts(subject: Subject, inherited: Mapping[str, str]) -> Iterator[Findi
     if profile.gpu is not None and profile.gpu.architecture is Architecture.GFX942:
         for reason in rules.unfit_for_gfx942(subject.flags, variables, subject.deployment.weights):
             yield failed(CONFLICT, f"with the inherited environment: {reason}", "unset what is set otherwise")
+
+
+def _cut(subject: Subject, inherited: Mapping[str, str]) -> Iterator[Finding]:
+    """Where the layers are cut into stages: plan and acceptance count on vLLM's own way."""
+    name = rules.LAYER_PARTITION
+    if inherited.get(name) and subject.profile.pipeline_parallel_size > 1:
+        yield failed(
+            CONFLICT,
+            f"environment variable {name}={inherited[name]!r} cuts the layers otherwise than the plan",
+            "unset it",
+        )
 
 
 def _unknown(machine: Machine, subject: Subject) -> Iterator[Finding]:

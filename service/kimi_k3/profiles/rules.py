@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 
+from kimi_k3.profiles.values import CPU_ATTENTION
 from kimi_k3.words.weights import Weights
 
 PLANNED_FLAGS = frozenset(
@@ -94,6 +95,8 @@ _ONE_CLUSTER = "interfaces have other names on other machines; set it in the env
 _ONE_START = "which devices are used belongs to one start"
 _SECRET = "a secret in a profile is readable by everyone who has the package"
 
+LAYER_PARTITION = "VLLM_PP_LAYER_PARTITION"
+
 REFUSED_VARIABLES = {
     "AITER_SITUV2_A8W4": _HALF_OF_A_PAIR,
     "AITER_SITUV2_A4W4": _HALF_OF_A_PAIR,
@@ -108,6 +111,7 @@ REFUSED_VARIABLES = {
     "VLLM_USE_RAY_COMPILED_DAG_OVERLAP_COMM": _REMOVED,
     "VLLM_USE_RAY_V2_EXECUTOR_BACKEND": _REMOVED,
     "VLLM_USE_RAY_WRAPPED_PP_COMM": _REMOVED,
+    LAYER_PARTITION: "the plan cuts the layers as vLLM does by itself",
     "PYTORCH_CUDA_ALLOC_CONF": "PyTorch reads it under the name PYTORCH_ALLOC_CONF, which is the one to set",
     "PYTORCH_HIP_ALLOC_CONF": "PyTorch reads it under the name PYTORCH_ALLOC_CONF, which is the one to set",
     "NCCL_SOCKET_IFNAME": _ONE_CLUSTER,
@@ -135,6 +139,7 @@ FP8BMM = "VLLM_ROCM_USE_AITER_FP8BMM"
 WITHOUT_OTHER_EXPERTS = "--enable-ep-weight-filter"
 READ_AHEAD = "--safetensors-load-strategy"
 STEP_TOKENS, REQUESTS, LONGEST = "--max-num-batched-tokens", "--max-num-seqs", "--max-model-len"
+ATTENTION = "--attention-backend"
 WHOLE_PROMPTS = "--no-enable-chunked-prefill"
 BLOCK = "--block-size"
 SITUV2 = "VLLM_ROCM_USE_AITER_MOE_SITUV2"
@@ -256,6 +261,8 @@ def unfit_for_gpus(flags: Flags, variables: Variables) -> Iterator[str]:
         )
     if (dtype := flags.get("--dtype")) not in (None, "auto", "bfloat16"):
         yield f"--dtype {dtype}: must be bfloat16, which the experts' kernels and the attention take"
+    if flags.get(ATTENTION) == CPU_ATTENTION:
+        yield f"{ATTENTION} {CPU_ATTENTION}: reads a CPU's cache; remove it"
     for name in variables:
         if name.startswith("VLLM_CPU_"):
             yield f"{name} has no effect on GPUs; remove it"
@@ -321,6 +328,11 @@ def unfit_for_cpu(flags: Flags, variables: Variables) -> Iterator[str]:
         yield (
             f"{BLOCK} {flags[BLOCK]}: must be {CPU_BLOCK}, for which the CPU's MLA kernel is compiled and "
             "which vLLM takes whatever is said"
+        )
+    if flags.get(ATTENTION) != CPU_ATTENTION:
+        yield (
+            f"{ATTENTION} must be {CPU_ATTENTION}: vLLM otherwise takes kernels for AMX where a CPU has it, "
+            "which know bfloat16 alone"
         )
     for name in variables:
         if name.startswith(("AITER_", "HIP_", "HSA_", "NCCL_", "VLLM_ROCM_")):

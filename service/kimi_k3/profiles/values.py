@@ -38,6 +38,9 @@ COUNTS = frozenset(
 MOST = 10**15
 """More than any count that serves, and exact as a number of any kind."""
 
+CPU_ATTENTION = "CPU_MLA"
+"""The one that reads a CPU's cache, in any type."""
+
 SHARES = frozenset({"--gpu-memory-utilization"})
 """Flags whose value is a number."""
 
@@ -52,6 +55,7 @@ CHOICES = {
         "mori_high_throughput",
         "mori_low_latency",
     ),
+    "--attention-backend": (CPU_ATTENTION, "TRITON_MLA"),
     "--distributed-executor-backend": ("mp",),
     "--dtype": ("auto", "bfloat16", "float", "float16", "float32", "half"),
     "--logprobs-mode": ("processed_logits", "processed_logprobs", "raw_logits", "raw_logprobs"),

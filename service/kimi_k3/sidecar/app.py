@@ -11,12 +11,14 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Iterator
 from datetime import datetime
+from functools import partial
 from typing import Annotated
 
 from fastapi import FastAPI, Header, HTTPException, Path, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field
+from pydantic_core import PydanticSerializationError
 
 from kimi_k3 import __version__
 from kimi_k3.errors import nearest
@@ -185,17 +187,16 @@ def create_app(
         require_token(token)
         async with changing:
             state = await observer.state()
-            with _kept():
-                return await run_in_threadpool(
-                    heard, settings.state_dir, state.journal, node, report, clock()
-                )
+            keep = partial(heard, settings.state_dir, state.journal, node, report, clock())
+            with _kept(state):
+                return await run_in_threadpool(keep, remember=observer.remember)
 
     @app.put("/nodes/{node}/ranks/{rank}", status_code=204, responses=HEARD)
     async def rank_of_node(node: NodeNumber, rank: RankNumber, record: RankRecord) -> None:
         """What a rank on another node reports. Needs a token."""
         require_token(token)
         state = await observer.state()
-        with _kept():
+        with _kept(state):
             await run_in_threadpool(
                 heard_of_rank, settings.state_dir, state.journal, node, rank, record, clock()
             )
@@ -253,14 +254,18 @@ def create_app(
 
 
 @contextlib.contextmanager
-def _kept() -> Iterator[None]:
+def _kept(state: State) -> Iterator[None]:
     try:
         yield
     except OSError as error:
         why = error.strerror or type(error).__name__
+        # The supervisor cannot write how it does, either; that its engine answers tells the other nodes.
+        status = 507 if state.health is not None and state.health.healthy else 503
         raise HTTPException(
-            503, f"what a node tells cannot be kept: {why}; give the sidecar a writable state directory"
+            status, f"what a node tells cannot be kept: {why}; give the sidecar a writable state directory"
         ) from None
+    except (UnicodeError, PydanticSerializationError):
+        raise HTTPException(422, "half of a surrogate pair is no text that can be kept") from None
 
 
 def _scrape(registry: SidecarRegistry, form: Format) -> Callable[[State], Answer]:

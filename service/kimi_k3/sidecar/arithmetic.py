@@ -41,13 +41,14 @@ def is_fresh(supervisor: SupervisorRecord, now: datetime) -> bool:
     A record from the future counts as long as it is near: the clock may have been set back between
     two heartbeats. One from far ahead is no sign of life, or it would stay fresh until then.
     """
-    return abs((now - supervisor.updated_at).total_seconds()) <= STALE_AFTER_SECONDS
+    return seconds_apart(supervisor.updated_at, now) <= STALE_AFTER_SECONDS
+
+
+def seconds_apart(one: datetime, other: datetime) -> float:
+    """Seconds between two moments, whichever is the earlier."""
+    return abs((other - one).total_seconds())
 
 
 def silent_nodes(journal: Journal, now: datetime) -> list[NodeRecord]:
-    """The nodes that have not been heard of for a while; none while the journal can take no record."""
-    if journal.unwritable is not None:
-        return []
-    return [
-        node for node in journal.nodes if abs((now - node.heard_at).total_seconds()) > NODE_SILENT_SECONDS
-    ]
+    """The nodes that have not been heard of for a while."""
+    return [node for node in journal.nodes if seconds_apart(node.heard_at, now) > NODE_SILENT_SECONDS]

@@ -77,6 +77,7 @@ HEARD: Answers = {
         "The body is not understood: the node runs another version, or is none of this deployment."
     ),
     503: _problem("It cannot be kept: the state directory is full or read-only."),
+    507: _problem("The same, while the engine serves: the node goes on."),
     **_UNKNOWN,
 }
 FORGOTTEN: Answers = {204: {"description": "Nobody has acknowledged it now."}, **_CHANGES}

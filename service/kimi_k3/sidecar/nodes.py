@@ -8,6 +8,8 @@ is ready.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
@@ -24,14 +26,24 @@ from kimi_k3.journal.models import (
 )
 from kimi_k3.journal.reader import Journal
 from kimi_k3.journal.writer import write_record
-from kimi_k3.sidecar.arithmetic import is_fresh
+from kimi_k3.sidecar.arithmetic import seconds_apart
 from kimi_k3.words.sidecar import TOKEN
 
 
 def heard(
-    directory: Path, journal: Journal, node: int, report: NodeReport, now: datetime
+    directory: Path,
+    journal: Journal,
+    node: int,
+    report: NodeReport,
+    now: datetime,
+    *,
+    remember: Callable[[NodeRecord], None],
 ) -> SupervisorRecord:
     """Keep what a node tells of itself; returns the record of this, the first one.
+
+    Args:
+        remember: keeps it, too, for as long as this process lives: a full directory shall not make a node
+            seem to be there, or gone.
 
     Raises:
         HTTPException: there is no start that the node could be part of, or it has begun anew since it joined.
@@ -51,7 +63,14 @@ def heard(
     if known is not None and known.superseded:
         raise HTTPException(410, f"node {node} has begun anew since")
     if report.start_id is not None:
-        record = NodeRecord(start_id=own.start_id, node=node, heard_at=now, supervisor=report.supervisor)
+        record = NodeRecord(
+            start_id=own.start_id,
+            node=node,
+            heard_at=now,
+            supervisor=report.supervisor,
+            summaries=report.summaries,
+        )
+        remember(record)
         write_record(directory, node_file(node), record)
     return own
 
@@ -71,6 +90,24 @@ def heard_of_rank(
     write_record(directory, rank_file(rank), record)
 
 
+def with_remembered(journal: Journal, remembered: Mapping[int, NodeRecord]) -> Journal:
+    """The journal, with what was heard since its files were written; the same object if that is nothing."""
+    own = journal.supervisor
+    written = {record.node: record for record in journal.nodes}
+    newer = {
+        node: record
+        for node, record in remembered.items()
+        if own is not None
+        and record.start_id == own.start_id
+        and (node not in written or written[node].heard_at < record.heard_at)
+        and not (node in written and written[node].superseded)
+    }
+    if not newer:
+        return journal
+    nodes = {**written, **newer}
+    return replace(journal, nodes=tuple(nodes[node] for node in sorted(nodes)))
+
+
 def require_token(token: str | None) -> None:
     """Nobody tells anything to a sidecar that asks nobody who they are.
 
@@ -84,7 +121,9 @@ def require_token(token: str | None) -> None:
 def _start(journal: Journal, node: int, start_id: str | None, now: datetime) -> SupervisorRecord:
     own = journal.supervisor
     # A node that has joined learns how the start ended.
-    ended = own is not None and (own.ending is not None or not is_fresh(own, now))
+    ended = own is not None and (
+        own.ending is not None or seconds_apart(own.updated_at, now) > NODE_SILENT_SECONDS
+    )
     if own is not None and start_id is not None and start_id != own.start_id:
         raise HTTPException(410, "the first node has begun another start")
     if own is None or (ended and start_id != own.start_id):

@@ -19,10 +19,12 @@ from functools import cache, partial
 from fastapi.concurrency import run_in_threadpool
 
 from kimi_k3.host import MachineMemory, Places, read_machine_memory
+from kimi_k3.journal.models import NodeRecord
 from kimi_k3.journal.reader import Fault, Journal, JournalReader
 from kimi_k3.journal.writer import now as utc_now
 from kimi_k3.sidecar.acknowledgement import ACKNOWLEDGEMENTS_FILE, Acknowledgements, read_acknowledgements
 from kimi_k3.sidecar.arithmetic import seconds_between
+from kimi_k3.sidecar.nodes import with_remembered
 from kimi_k3.sidecar.probe import EngineProbe
 from kimi_k3.sidecar.settings import Settings
 from kimi_k3.sidecar.view import EngineHealth
@@ -84,6 +86,7 @@ class Observer:
         self._state: tuple[_Files, State] | None = None
         self._reading: asyncio.Task[None] | None = None
         self._read_at = float("-inf")
+        self._remembered: dict[int, NodeRecord] = {}
 
     async def state(self) -> State:
         """The present state, at most ``refresh_seconds`` old unless the directory hangs.
@@ -98,6 +101,10 @@ class Observer:
             if age >= 2 * refresh:
                 await self._patiently(reading)
         return self.last()
+
+    def remember(self, record: NodeRecord) -> None:
+        """Keep what a node told, whether or not its file can be written."""
+        self._remembered[record.node] = record
 
     async def reread(self) -> State:
         """The state after a change of one's own."""
@@ -151,7 +158,7 @@ class Observer:
         self._read_at = asyncio.get_running_loop().time()
 
     def _read(self) -> _Files:
-        journal = self._reader.read()
+        journal = with_remembered(self._reader.read(), dict(self._remembered))
         acknowledgements, why = read_acknowledgements(self._settings.state_dir)
         if why is not None:
             fault = Fault(ACKNOWLEDGEMENTS_FILE, why)

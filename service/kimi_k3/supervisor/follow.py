@@ -12,7 +12,6 @@ from kimi_k3.diagnosis.match import Diagnosis, explain
 from kimi_k3.diagnosis.scan import Scanner
 from kimi_k3.journal.models import NODE_SILENT_SECONDS, Canary, RankRecord, RankSummary
 from kimi_k3.journal.reader import Journal, read_journal
-from kimi_k3.journal.writer import now
 from kimi_k3.supervisor import verdict
 from kimi_k3.supervisor.acceptance import objection
 from kimi_k3.supervisor.announced import Announced
@@ -23,7 +22,7 @@ from kimi_k3.supervisor.health import Health
 from kimi_k3.supervisor.heartbeat import Heartbeat
 from kimi_k3.supervisor.leader import LOST_SECONDS
 from kimi_k3.supervisor.logfile import LOG_FILE
-from kimi_k3.supervisor.nodes import LEAVING, leaving_node, lost_node
+from kimi_k3.supervisor.nodes import LEAVING, Hearing, leaving_node, lost_node
 from kimi_k3.supervisor.phases import starting_phase
 from kimi_k3.supervisor.processes import is_running
 from kimi_k3.supervisor.recorder import Recorder
@@ -82,6 +81,7 @@ class Follower:
         self._journal: Journal | None = None
         self._journal_at = 0.0
         self._waiting: dict[str, float] = {}
+        self._hearing = Hearing()
         self._canary: Answer | None = None
         self._was_ok = True
 
@@ -127,7 +127,7 @@ class Follower:
         """
         deadline = time.monotonic() + LEFT_ALONE_SECONDS
         while (leader := self._start.leader) is not None and time.monotonic() < deadline:
-            leader.tell(self._recorder.record)
+            leader.ask_now.set()
             if leader.phase in LEAVING:
                 break
             time.sleep(0.1)
@@ -143,9 +143,10 @@ class Follower:
         serving = self._recorder.phase in SERVING
         patience = max(LOST_SECONDS, self._start.hang_timeout) if serving else LOST_SECONDS
         if (leader := self._start.leader) is None:
-            why = lost_node(journal, now(), patience=patience)
+            silences = self._hearing.silences(journal.nodes, time.monotonic())
+            why = lost_node(journal, silences, patience=patience)
         elif leader.refusal is not None:
-            why = f"the first node: {leader.refusal}"
+            why = leader.refusal
         elif leader.silence() > patience:
             why = f"nothing new was heard of the first node for {leader.silence():.0f} s: {leader.problem}"
         elif leader.phase is Phase.FAILED and leader.record is not None and leader.record.ending is not None:
@@ -258,6 +259,7 @@ class Follower:
                 seconds=seconds,
                 timeout=self._start.start_timeout,
                 in_phase=self._recorder.seconds_in_phase(),
+                absent=journal.absent_nodes,
                 asked=self._canary is not None,
                 log=self._log,
             )
@@ -319,9 +321,10 @@ class Follower:
 
 
 def _summaries(journal: Journal, announced: Announced) -> list[RankSummary]:
-    """What each rank says it serves: in the journal, or, where that could not be written, in the log."""
+    """What each rank says it serves: in the journal, or, where that cannot be written, in its node's log."""
     written = {rank.rank: rank.summary() for rank in journal.ranks}
-    return list((written | announced.summaries).values())
+    told = {each.rank: each for node in journal.nodes for each in node.summaries}
+    return list((written | told | announced.summaries).values())
 
 
 class Answer:

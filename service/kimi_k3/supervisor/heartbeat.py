@@ -68,6 +68,11 @@ class Beat:
         running = sum((self.progress or {}).get(name, 0.0) for name in RUNNING)
         return running > 0 or (self.load or 0) > 0
 
+    @property
+    def idle(self) -> bool:
+        """Whether both core and API server say that none is."""
+        return self.progress is not None and self.load is not None and not self.busy
+
 
 def progress_of(metrics: str) -> dict[str, float] | None:
     """The samples of :data:`PROGRESS` in an exposition of Prometheus; ``None`` without any."""
@@ -132,10 +137,12 @@ class Pulse:
 class Heartbeat:
     """``stalled_since`` is a moment of :func:`time.monotonic`, ``None`` while the engine gets on.
 
-    Nothing is asked before ``listening`` is set: an engine that starts has no requests.
+    ``idle_at`` is when the question began that was last answered with: no request is under way. Nothing is
+    asked before ``listening`` is set: an engine that starts has no requests.
     """
 
     stalled_since: float | None = None
+    idle_at: float = float("-inf")
     listening: threading.Event = field(default_factory=threading.Event, repr=False)
     _stop: threading.Event = field(default_factory=threading.Event, repr=False)
 
@@ -171,7 +178,11 @@ def _listen(engine_url: str, model: str, api_key: str | None, heart: Heartbeat) 
     with engine_client(engine_url, timeout=TIMEOUT_SECONDS, headers=headers) as client:
         pulse = Pulse(lambda: one_token(client, model))
         while not heart._stop.wait(INTERVAL_SECONDS):
-            if pulse.take(read_beat(client), time.monotonic()):
+            asked = time.monotonic()
+            beat = read_beat(client)
+            if beat.idle:
+                heart.idle_at = asked
+            if pulse.take(beat, time.monotonic()):
                 begun = time.monotonic()
                 pulse.ask(begun)
                 # It may have moved while it was asked.

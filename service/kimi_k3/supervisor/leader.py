@@ -2,7 +2,8 @@
 """The first node, as another one knows it: it is told what happens here, and answers with its own record.
 
 All through the first node's sidecar. So only that has to be found, and the journal of the first node holds
-what every rank of the deployment reports.
+what every rank of the deployment reports. It is asked by a thread of its own: however long it takes to
+answer, the loop that looks at the engine goes on.
 """
 
 from __future__ import annotations
@@ -11,15 +12,16 @@ import contextlib
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
 from pydantic import ValidationError
 
-from kimi_k3.errors import ExitCode, OperatorError
-from kimi_k3.journal.models import NodeReport, RankRecord, SupervisorRecord
+from kimi_k3.errors import OperatorError
+from kimi_k3.journal.models import NodeReport, RankRecord, RankSummary, SupervisorRecord
 from kimi_k3.words.phases import Phase
 from kimi_k3.words.text import printable
 from kimi_k3.words.tls import trust
@@ -30,15 +32,38 @@ LOST_SECONDS = 180.0
 """A node that nobody has heard of for so long of a start is lost. Longer than a sidecar takes to be started
 again: an hour of loading shall not end for that."""
 
+LAST_WORD_SECONDS = 3.0
+"""For which a node tries to tell how it ended."""
+
+NO_ROOM = 507
+"""What the first node's sidecar answers whose engine serves, and whose state directory takes no record."""
+
 GONE = 410
 """What the first node's sidecar answers to a node whose start is over there."""
+
+SAME_TOKEN = "give all nodes the same KIMI_K3_SIDECAR_TOKEN, profile and image"
 
 WAITED_FOR = (408, 409, GONE, 425, 429)
 """What a node that has not joined yet waits out; any other refusal of its request no waiting would mend."""
 
 
+@dataclass(frozen=True)
+class Told:
+    """What a node tells the first one.
+
+    Attributes:
+        own: its record.
+        ranks: the records of its ranks.
+        summaries: what its ranks said in the engine's log; needed where a rank could not write that.
+    """
+
+    own: SupervisorRecord
+    ranks: tuple[RankRecord, ...] = ()
+    summaries: tuple[RankSummary, ...] = ()
+
+
 class Leader:
-    """The first node.
+    """The first node. All but :meth:`exchange` only tells what is known.
 
     Args:
         url: of its sidecar.
@@ -57,12 +82,14 @@ class Leader:
     ) -> None:
         self.url = url
         self.record: SupervisorRecord | None = None
-        self.problem = "it has not been asked yet"
+        self.problem: str | None = None
         self.refusal: str | None = None
+        self.remedy = SAME_TOKEN
+        self.ask_now = threading.Event()
         self._start_id: str | None = None
         self._told: dict[int, RankRecord] = {}
+        self._told_end = threading.Event()
         self._moved_at = time.monotonic()
-        self._one_at_a_time = threading.Lock()
 
         def connect() -> httpx.Client:
             return httpx.Client(
@@ -94,48 +121,58 @@ class Leader:
         """
         return time.monotonic() - self._moved_at
 
-    def join(self, own: SupervisorRecord) -> bool:
-        """Try to become part of the first node's present start; returns whether that worked.
-
-        Raises:
-            OperatorError: the first node refuses this one for good, or the two were started differently.
-        """
-        asked = self._put(own.node, NodeReport(start_id=None, supervisor=own))
-        # Compared before it joins: a node of another deployment must not end this one.
-        if asked is not None and (differs := disagreement(own, asked)) is not None:
-            raise OperatorError(differs, remedy="start all nodes with the same image and options")
-        if asked is not None and self._put(own.node, NodeReport(start_id=asked.start_id, supervisor=own)):
-            self._start_id = asked.start_id
-            self._hear(asked)
+    def exchange(self, told: Told) -> None:
+        """Join the first node's present start, or tell it what happens here; what fails is told next time."""
         if self.refusal is not None:
-            raise OperatorError(
-                f"the first node ({self.url}): {self.refusal}",
-                remedy="give all nodes the same KIMI_K3_SIDECAR_TOKEN, profile and image",
-                exit_code=ExitCode.USAGE,
-            )
-        return self.joined
-
-    def tell(self, own: SupervisorRecord, ranks: Sequence[RankRecord] = ()) -> None:
-        """Tell the first node what happens here, if this one has joined it; what failed is told next time.
-
-        Args:
-            own: this node's record.
-            ranks: of this node.
-        """
-        if self._start_id is None or self.refusal is not None:
             return
-        # The loop that looks at the engine asks, too, when that is gone.
-        with self._one_at_a_time:
-            answer = self._put(own.node, NodeReport(start_id=self._start_id, supervisor=own))
-            if answer is None:
+        if self._start_id is None:
+            self._join(told.own)
+        else:
+            self._tell(told, self._start_id)
+
+    def _join(self, own: SupervisorRecord) -> None:
+        asked = self._put(own.node, NodeReport(start_id=None, supervisor=own))
+        if asked is None:
+            return
+        # Compared before it joins: a node of another deployment must not end this one.
+        if (differs := disagreement(own, asked)) is not None:
+            self.remedy, self.refusal = "start all nodes with the same image and options", differs
+        elif self._put(own.node, NodeReport(start_id=asked.start_id, supervisor=own)) is not None:
+            self._hear(asked)
+            self._start_id = asked.start_id
+
+    def _tell(self, told: Told, start_id: str) -> None:
+        own = told.own
+        written = {rank.rank: rank.summary() for rank in told.ranks}
+        report = NodeReport(
+            start_id=start_id,
+            supervisor=own,
+            summaries=tuple(
+                each.model_copy(update={"start_id": start_id})
+                for each in told.summaries
+                if written.get(each.rank) != each
+            ),
+        )
+        answer = self._put(own.node, report)
+        if answer is None:
+            return
+        self._hear(answer)
+        for rank in told.ranks:
+            if self._told.get(rank.rank) != rank:
+                theirs = rank.model_copy(update={"start_id": start_id})
+                if self._send(f"/nodes/{own.node}/ranks/{rank.rank}", theirs.model_dump_json()) is None:
+                    return
+                self._told[rank.rank] = rank
+        if own.ending is not None:
+            self._told_end.set()
+
+    def wait_for_last_word(self) -> None:
+        """Until the first node was told how this one ended, or cannot be told."""
+        deadline = time.monotonic() + LAST_WORD_SECONDS
+        while self.joined and self.refusal is None and time.monotonic() < deadline:
+            self.ask_now.set()
+            if self._told_end.wait(0.1):
                 return
-            self._hear(answer)
-            for rank in ranks:
-                if self._told.get(rank.rank) != rank:
-                    theirs = rank.model_copy(update={"start_id": self._start_id})
-                    if self._send(f"/nodes/{own.node}/ranks/{rank.rank}", theirs.model_dump_json()) is None:
-                        return
-                    self._told[rank.rank] = rank
 
     def _hear(self, record: SupervisorRecord) -> None:
         if self.record is None or record.updated_at != self.record.updated_at:
@@ -155,7 +192,7 @@ class Leader:
         except ValidationError:
             self.problem = "answers with what this version does not understand"
             if not self.joined:
-                self.refusal = self.problem
+                self.refusal = f"the first node ({self.url}): {self.problem}"
             return None
 
     def _send(self, path: str, body: str) -> httpx.Response | None:
@@ -178,9 +215,9 @@ class Leader:
         else:
             final = answer.status_code < 500 and answer.status_code not in WAITED_FOR
         if final:
-            self.refusal = self.problem
-        elif answer.status_code >= 500:
-            # A state directory without room there takes no record, and does not end what is served.
+            self.refusal = f"the first node ({self.url}): {self.problem}"
+        elif answer.status_code == NO_ROOM:
+            # A full state directory there does not end what is served.
             self._moved_at = time.monotonic()
         return None
 
@@ -204,10 +241,15 @@ def disagreement(own: SupervisorRecord, first: SupervisorRecord) -> str | None:
         ("weights", "weights"),
         ("requantisation", "conversion"),
         ("served_model_name", "model name"),
+        ("versions", "versions"),
     ):
         here, there = _compared(own, name), _compared(first, name)
         if here != there:
             return f"node {own.node} and the first node differ in their {what}: {here} here, {there} there"
+    names = sorted({*own.options, *first.options})
+    differing = [name for name in names if own.options.get(name) != first.options.get(name)]
+    if differing:
+        return f"node {own.node} and the first node differ in {', '.join(differing)}"
     return None
 
 
@@ -220,23 +262,31 @@ def _compared(record: SupervisorRecord, name: str) -> object:
 
 
 @contextmanager
-def told(
-    leader: Leader | None, own: Callable[[], SupervisorRecord], ranks: Callable[[], Sequence[RankRecord]]
-) -> Iterator[None]:
-    """Keeps the first node told until the block ends; without one there is nothing to tell."""
+def told(leader: Leader | None, tell: Callable[[], Told]) -> Iterator[None]:
+    """Keeps the first node told until the block ends; without one there is nothing to tell.
+
+    Args:
+        leader: the first node, on another one.
+        tell: what there is to tell now.
+    """
     if leader is None:
         yield
         return
     stop = threading.Event()
 
     def run() -> None:
-        while not stop.wait(INTERVAL_SECONDS):
-            leader.tell(own(), ranks())
+        while not stop.is_set():
+            leader.exchange(tell())
+            leader.ask_now.wait(INTERVAL_SECONDS)
+            leader.ask_now.clear()
+        leader.close()
 
     thread = threading.Thread(target=run, name="leader", daemon=True)
     thread.start()
     try:
         yield
     finally:
+        leader.wait_for_last_word()
         stop.set()
-        thread.join(TIMEOUT_SECONDS)
+        # A request under way ends by its own timeout, or never; nobody has to wait for it.
+        leader.ask_now.set()

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 
 from kimi_k3.journal.models import NodeRecord
@@ -12,20 +13,40 @@ from kimi_k3.words.phases import Phase
 LEAVING = (Phase.DRAINING, Phase.STOPPED)
 
 
-def lost_node(journal: Journal, now: datetime, *, patience: float) -> str | None:
+class Hearing:
+    """For how long each node has told nothing, by a clock that nobody sets."""
+
+    def __init__(self) -> None:
+        self._heard: dict[int, tuple[datetime, float]] = {}
+
+    def silences(self, nodes: Sequence[NodeRecord], at: float) -> dict[int, float]:
+        """Seconds of silence by node.
+
+        Args:
+            nodes: as the journal has them now.
+            at: seconds of any clock that goes on steadily.
+        """
+        for node in nodes:
+            if self._heard.get(node.node, (None,))[0] != node.heard_at:
+                self._heard[node.node] = node.heard_at, at
+        return {node.node: at - self._heard[node.node][1] for node in nodes}
+
+
+def lost_node(journal: Journal, silences: Mapping[int, float], *, patience: float) -> str | None:
     """Why the deployment cannot go on without one of its nodes; ``None`` if it can, as far as is known.
 
     A journal that can take no record does not tell that a node is silent.
 
     Args:
-        patience: seconds for which a node may be silent.
+        silences: seconds for which each node has been silent.
+        patience: seconds for which one may be.
     """
     for node in journal.nodes:
         if node.superseded:
             return f"node {node.node} has begun anew, so its part of this start is gone"
         if node.supervisor.phase is Phase.FAILED and node.supervisor.ending is not None:
             return f"node {node.node} failed: {node.supervisor.ending.reason}"
-        silence = (now - node.heard_at).total_seconds()
+        silence = silences[node.node]
         if silence > patience and journal.unwritable is None and node.supervisor.ending is None:
             return f"nothing was heard of node {node.node} for {silence:.0f} s"
     return None

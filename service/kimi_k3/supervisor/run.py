@@ -24,8 +24,8 @@ from kimi_k3.supervisor.follow import Follower
 from kimi_k3.supervisor.group import HEADLESS, MAIN, Group
 from kimi_k3.supervisor.guardian import Guardian, guardian
 from kimi_k3.supervisor.health import watched_health
-from kimi_k3.supervisor.heartbeat import watched_heartbeat
-from kimi_k3.supervisor.leader import Leader, told
+from kimi_k3.supervisor.heartbeat import Heartbeat, watched_heartbeat
+from kimi_k3.supervisor.leader import Leader, Told, told
 from kimi_k3.supervisor.logfile import EngineLog
 from kimi_k3.supervisor.processes import Mark, end_processes
 from kimi_k3.supervisor.recorder import Recorder
@@ -40,9 +40,6 @@ END_GRACE_SECONDS = 2.0
 """What the engine's processes get between SIGTERM and SIGKILL when the start has failed. Shorter
 than the teardown of a served engine: nothing of theirs is worth waiting for, and 5 s after the first of them
 died the last one is gone."""
-
-JOIN_SECONDS = 1.0
-"""How often another node asks the first one whether it may join."""
 
 SILENT_SECONDS = 60.0
 """A first node of which nothing new is heard for so long while both stop has ended."""
@@ -79,14 +76,15 @@ def supervise(
         OperatorError: the start failed. No process of it is left.
     """
     recorder = Recorder(start.record, start.state_dir, report=report)
-    with received_signals() as signals:
+    announced = Announced()
+    with received_signals() as signals, told(start.leader, lambda: _told(start, recorder, announced)):
         try:
             recorder.enter(Phase.PREFLIGHT)
             if not (_checked(start, recorder, signals) and _joined(start, recorder, signals, report=report)):
                 return _stopped_early(recorder, signals[0], report=report)
             start_id, state_dir = start.record.start_id, start.state_dir
             with _socket_directory(start.socket_dir), guardian(start_id, state_dir) as guard:
-                return _run_engine(start, recorder, guard, signals, report=report, forward=forward)
+                return _run_engine(start, recorder, announced, guard, signals, report=report, forward=forward)
         except OperatorError as error:
             _end_failed(recorder, error)
             raise
@@ -94,11 +92,13 @@ def supervise(
             recorder.end(Phase.FAILED, ExitCode.FAILED, f"defect of the supervisor: {error!r}")
             raise
         finally:
-            if start.leader is not None:
-                start.leader.tell(recorder.record)
-                start.leader.close()
             if (ending := recorder.record.ending) is not None and ending.exit_code != ExitCode.OK:
                 write_termination_message(ending, termination_log)
+
+
+def _told(start: Start, recorder: Recorder, announced: Announced) -> Told:
+    """What the first node has to know of this one."""
+    return Told(recorder.record, read_journal(start.state_dir).ranks, tuple(announced.summaries.values()))
 
 
 def _end_failed(recorder: Recorder, error: OperatorError) -> None:
@@ -145,18 +145,20 @@ def _joined(
     """
     if (leader := start.leader) is None:
         return True
-    waited = False
-    while not leader.join(recorder.record):
-        if not waited:
-            report(f"waiting for the first node's sidecar at {leader.url}: {leader.problem}")
-            waited = True
+    waited_for = None
+    while not leader.joined:
+        if leader.refusal is not None:
+            raise OperatorError(leader.refusal, remedy=leader.remedy, exit_code=ExitCode.USAGE)
+        if leader.problem is not None and waited_for is None:
+            waited_for = leader.problem
+            report(f"waiting for the first node's sidecar at {leader.url}: {waited_for}")
         if recorder.seconds() > start.start_timeout:
             raise OperatorError(
                 f"the first node ({leader.url}) has no start to join after {recorder.seconds():.0f} s "
-                f"(--start-timeout {start.start_timeout:g}): {leader.problem}",
+                f"(--start-timeout {start.start_timeout:g}): {leader.problem or 'no answer'}",
                 remedy="look at the first node; check its address and that its sidecar can be reached",
             )
-        if not _pause(JOIN_SECONDS, recorder, signals):
+        if not _pause(TICK_SECONDS, recorder, signals):
             return False
     # How long a start may take counts from when it can begin.
     recorder.begin()
@@ -191,6 +193,7 @@ def _socket_directory(path: Path) -> Iterator[None]:
 def _run_engine(
     start: Start,
     recorder: Recorder,
+    announced: Announced,
     guard: Guardian,
     signals: list[signal.Signals],
     *,
@@ -198,7 +201,6 @@ def _run_engine(
     forward: Callable[[str], None],
 ) -> int:
     log = EngineLog(start.state_dir, report=report)
-    announced = Announced()
     scanner = Scanner()
 
     def take(line: str) -> None:
@@ -227,7 +229,6 @@ def _run_engine(
         with (
             watched_health(record.engine_url) as health,
             watched_heartbeat(record.engine_url, record.served_model_name, start.api_key) as heart,
-            told(start.leader, lambda: recorder.record, lambda: read_journal(start.state_dir).ranks),
         ):
             follower = Follower(start, recorder, child, health, heart, group, scanner, report=report)
             while not signals and (why := follower.leaving()) is None:
@@ -244,11 +245,16 @@ def _run_engine(
             served = recorder.phase is Phase.READY
             # Readers stop sending requests before vLLM refuses new ones.
             recorder.enter(Phase.DRAINING)
+            left = start.drain_timeout
             if served and start.leader is not None:
                 _stay(start, start.leader, recorder, child, signals)
             elif served:
-                _leave(start, recorder, child, signals, lambda: follower.look(announced))
-        code = _drain(start, recorder, child, group, signals, served=served, report=report)
+                left = _leave(start, recorder, child, signals, heart, lambda: follower.look(announced))
+        patience = exit_deadline_seconds(left, serving=served)
+        how = _drain(recorder, child, group, signals, patience=patience)
+        if how is not None:
+            report(how)
+        code = int(ExitCode.OK) if served else 128 + (signals[0] if signals else signal.SIGTERM)
         grace = REMAINS_GRACE_SECONDS if len(signals) < 2 else 0.0
     except OperatorError as error:
         # Known at once, not only after the last process is gone.
@@ -257,29 +263,43 @@ def _run_engine(
     finally:
         _end_everything(start, child, grace=grace, report=report)
         log.close()
-    recorder.end(Phase.STOPPED, code, f"{why} {'while serving' if served else 'during the start'}")
+    when = "while serving" if served else "during the start"
+    recorder.end(Phase.STOPPED, code, f"{why} {when}" + (f"; {how}" if how is not None and served else ""))
     report("stopped")
     return code
 
 
 def _leave(
-    start: Start, recorder: Recorder, child: Child, signals: list[signal.Signals], look: Callable[[], None]
-) -> None:
+    start: Start,
+    recorder: Recorder,
+    child: Child,
+    signals: list[signal.Signals],
+    heart: Heartbeat,
+    look: Callable[[], None],
+) -> float:
     """Go on serving for the readiness delay, while readers already see that it is not ready.
+
+    Several engines go on until no request is under way: at SIGTERM vLLM ends each that has none, although the
+    others compute with its experts, and their requests with it.
+
+    Returns:
+        Seconds left of the drain timeout.
 
     Raises:
         OperatorError: the engine died meanwhile, with requests in it.
     """
-    deadline = time.monotonic() + start.readiness_delay
-    while time.monotonic() < deadline and len(signals) < 2:
+    delayed = time.monotonic() + start.readiness_delay
+    deadline = delayed + (start.drain_timeout if start.engines > 1 else 0.0)
+    while (moment := time.monotonic()) < deadline and heart.idle_at < delayed and len(signals) < 2:
         try:
             look()
         except OperatorError:
             if child.poll() not in ENDED_BY_SIGTERM:
                 raise
-            return
+            break
         recorder.beat()
         time.sleep(TICK_SECONDS)
+    return start.drain_timeout - max(0.0, moment - delayed)
 
 
 def _stay(
@@ -299,35 +319,34 @@ def _stay(
 
 
 def _drain(
-    start: Start,
     recorder: Recorder,
     child: Child,
     group: Group,
     signals: list[signal.Signals],
     *,
-    served: bool,
-    report: Callable[[str], None],
-) -> int:
-    """Ask the engine to end and wait for it; what is left afterwards is ended by force."""
+    patience: float,
+) -> str | None:
+    """Ask the engine to end and wait ``patience`` seconds; what is left afterwards is ended by force.
+
+    Returns:
+        What was not as it should be, since it may have cut requests off; ``None`` if all was well.
+    """
     child.terminate()
-    patience = exit_deadline_seconds(start.drain_timeout, serving=served)
     deadline = time.monotonic() + patience
     core_gone_at = None
     while child.poll() is None:
         if len(signals) > 1:
-            report(f"{signals[1].name} again: ending at once")
-            break
+            return f"{signals[1].name} again: ending at once"
         if any(member.is_core for member in group.gone()):
             core_gone_at = core_gone_at or time.monotonic()
             if time.monotonic() - core_gone_at > CORE_SECONDS:
-                report("the engine core is gone, the API server is not: ending it by force")
-                break
+                return "the engine core is gone, the API server is not: ending it by force"
         if time.monotonic() > deadline:
-            report(f"vLLM did not end within {patience:.0f} s: ending it by force")
-            break
+            return f"vLLM did not end within {patience:.0f} s: ending it by force"
         recorder.beat()
         time.sleep(TICK_SECONDS)
-    return int(ExitCode.OK) if served else 128 + (signals[0] if signals else signal.SIGTERM)
+    # Not a failure: with GPUs, processes also crash when all is done and their libraries are taken down.
+    return None if child.poll() in ENDED_BY_SIGTERM else f"vLLM ended with exit code {child.poll()}"
 
 
 def _end_everything(start: Start, child: Child, *, grace: float, report: Callable[[str], None]) -> None:

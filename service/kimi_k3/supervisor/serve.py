@@ -12,11 +12,13 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from kimi_k3 import __version__
 from kimi_k3.checkpoint import Checkpoint, require_servable
 from kimi_k3.errors import ExitCode, OperatorError
 from kimi_k3.journal.models import CheckpointSummary, Notice, PlannedMemory, SupervisorRecord
 from kimi_k3.journal.writer import now
 from kimi_k3.kernels.entry import CACHE
+from kimi_k3.kernels.installed import DISTRIBUTIONS, VLLM_DISTRIBUTIONS, find_version
 from kimi_k3.kernels.shipped import bring
 from kimi_k3.kernels.wanted import built_directory, probe_directory
 from kimi_k3.plan.chosen import chosen_profile
@@ -30,6 +32,7 @@ from kimi_k3.plan.launch import (
     as_script,
     build_launch,
     child_environment,
+    common_options,
     socket_dir,
 )
 from kimi_k3.plan.nodes import require_place
@@ -131,6 +134,7 @@ def serve(
             drain_timeout=deployment.drain_timeout,
             readiness_delay=deployment.readiness_delay,
             hang_timeout=deployment.hang_timeout,
+            engines=deployment.profile.data_parallel_size,
             leader=leader,
             checks=(
                 partial(
@@ -222,6 +226,8 @@ def first_record(deployment: Deployment, launch: Launch, checkpoint: Checkpoint)
         node=0 if deployment.place is None else deployment.place.node,
         stages=_stages(deployment.profile, checkpoint),
         stage_ranks=deployment.tensor_parallel_size,
+        versions=_versions(),
+        options=common_options(launch, deployment),
         ranks_report=deployment.profile.uses_plugin,
         engine_url=(
             None
@@ -232,6 +238,17 @@ def first_record(deployment: Deployment, launch: Launch, checkpoint: Checkpoint)
         planned=planned(deployment, launch, checkpoint),
         notices=_of_profile(deployment.profile),
     )
+
+
+def _versions() -> dict[str, str]:
+    """Versions of what computes; of what is not installed nothing."""
+    found = {
+        "kimi-k3-gfx942": __version__,
+        "vllm": find_version(*VLLM_DISTRIBUTIONS),
+        "torch": find_version("torch"),
+        "aiter": find_version(*DISTRIBUTIONS),
+    }
+    return {name: version for name, version in found.items() if version is not None}
 
 
 def _stages(profile: Profile, checkpoint: Checkpoint) -> tuple[tuple[int, ...], ...]:

@@ -19,7 +19,7 @@ class Start:
     ``environment`` is vLLM's whole environment; it holds ``api_key`` and is never written anywhere.
     ``checks`` raise an :class:`OperatorError` when this machine cannot run the start. One that has to wait
     calls what it is given: that sleeps some seconds and says whether to go on. They return what is odd.
-    ``leader`` is the first node, on another one.
+    ``leader`` is the first node, on another one. ``engines`` share the requests (data parallelism).
     """
 
     record: SupervisorRecord
@@ -33,6 +33,7 @@ class Start:
     readiness_delay: float
     hang_timeout: float
     checks: Sequence[Callable[[Callable[[float], bool]], Sequence[Notice]]]
+    engines: int = 1
     leader: Leader | None = field(default=None, repr=False)
 
     @property

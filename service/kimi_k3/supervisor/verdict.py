@@ -92,18 +92,32 @@ def hung(*, phase: Phase, seconds: float, stopped: str | None, timeout: float, l
 
 
 def too_slow(
-    *, phase: Phase, seconds: float, timeout: float, in_phase: float, asked: bool, log: Path
+    *,
+    phase: Phase,
+    seconds: float,
+    timeout: float,
+    in_phase: float,
+    absent: Sequence[int],
+    asked: bool,
+    log: Path,
 ) -> EngineFailure:
     """The start timeout is over.
 
     Args:
+        absent: the nodes that have not joined, without which nothing is loaded.
         asked: whether the first completion was asked for.
         seconds: since the start began.
         in_phase: seconds since the present phase began.
     """
+    what = f"the start is not ready after {seconds:.0f} s (--start-timeout {timeout:g})"
+    if absent:
+        return _error(
+            f"{what}: node {', '.join(map(str, absent))} has not joined",
+            "look at the log there; check that it runs and reaches this node's sidecar",
+        )
     return _error(
-        f"the start is not ready after {seconds:.0f} s (--start-timeout {timeout:g}): it is {_during(phase)} "
-        f"since {in_phase:.0f} s" + (", waiting for the first completion" if asked else ""),
+        f"{what}: it is {_during(phase)} since {in_phase:.0f} s"
+        + (", waiting for the first completion" if asked else ""),
         f"raise --start-timeout if it was getting on, else read the end of {log}",
     )
 
