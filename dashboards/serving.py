@@ -23,7 +23,6 @@ from kimi_k3.sidecar import metrics as m
 
 SILENT = "vLLM tells nothing: it does not serve yet, is not scraped, or has no such model or engine."
 IDLE = "No request in this time, or vLLM does not serve yet."
-NO_GUESS = "Nothing was guessed: the profile has no speculative decoding, or there was no request."
 NAME = "{{release}} {{model_name}}/{{engine}}"
 RUNNING, WAITING, CACHE = "num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"
 
