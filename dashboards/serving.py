@@ -182,7 +182,8 @@ def _load() -> list[Builder]:
 
 
 def _outcomes() -> list[Builder]:
-    refused = server("vllm:admission_rejections_total")
+    # It stands before the engines, so it has no label for them.
+    refused = server("vllm:admission_rejections_total", 'model_name=~"$model_name"')
     return [
         lines(
             "Finished requests",

@@ -7,6 +7,7 @@ import itertools
 import json
 from typing import Any
 
+import promql_parser
 import pytest
 from dashboards.__main__ import DIRECTORY, texts
 from dashboards.parts import WIDTH
@@ -14,7 +15,9 @@ from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.cog.plugins import register_default_plugins
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
-from tests.observability.expressions import panels
+from tests.observability.expressions import VALUES, panels, substituted
+from tests.observability.known import known
+from tests.observability.lint import lint, lint_labels
 
 BOARDS: dict[str, dict[str, Any]] = {
     path.name: json.loads(path.read_text()) for path in DIRECTORY.glob("*.json")
@@ -94,6 +97,51 @@ def test_variables(name: str) -> None:
         if variables[variable]["type"] == "query":
             assert variables[variable]["includeAll"]
             assert variables[variable]["multi"]
+            assert variables[variable]["allValue"] == VALUES[variable]
+
+
+@pytest.mark.parametrize("name", BOARDS)
+def test_variables_find_values(name: str) -> None:
+    """A list that is filled from a metric or a label that is gone has All and nothing else to choose."""
+    for variable in BOARDS[name]["templating"]["list"]:
+        if variable["type"] == "query":
+            asked = substituted(variable["query"]["query"]).removeprefix("label_values(").removesuffix(")")
+            series, label = asked.split(", ")
+            assert label == variable["name"]
+            assert lint(series, known()) == []
+            assert lint_labels(series, [label], known()) == []
+
+
+@pytest.mark.parametrize("panel", PANELS)
+def test_a_panel_asks_for_what_is_chosen(panel: dict[str, Any], request: pytest.FixtureRequest) -> None:
+    """A series that is asked for without the variables is another release's, under the chosen one's name."""
+    of_vllm = {"model_name", "engine"} if "serving.json" in request.node.name else set()
+    for target in panel["targets"]:
+        for selector in selectors(substituted(target["expr"], CHOSEN)):
+            assert selector.name is not None
+            series = known().series[selector.name]
+            by = {"exporter": {"hostname"}}.get(series.family.source, {"namespace", "release"} | of_vllm)
+            matched = {one.name: one.value for one in selector.matchers.matchers}
+            for label in by & (series.labels or by):
+                assert matched.get(label) == CHOSEN[label], selector
+
+
+CHOSEN = {name: f"the-chosen-{name}" for name in VALUES} | {"prefix": "", "__rate_interval": "1m"}
+
+
+def selectors(expression: str) -> list[promql_parser.VectorSelector]:
+    """Every series that an expression asks for."""
+    found: list[promql_parser.VectorSelector] = []
+
+    def visit(node: promql_parser.Expr) -> None:
+        if isinstance(node, promql_parser.MatrixSelector):
+            found.append(node.vector_selector)
+        elif isinstance(node, promql_parser.VectorSelector):
+            found.append(node)
+
+    promql_parser.walk(promql_parser.parse(expression), visit)
+    assert found
+    return found
 
 
 @pytest.mark.parametrize("panel", PANELS)
