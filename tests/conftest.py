@@ -22,8 +22,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 class BySharing(LoadFileScheduling):  # type: ignore[misc]  # xdist has no types
     """One process for the tests of a file, and one for all that share the one Docker engine.
 
-    The first process goes through :data:`LONG_ONES`, the others come from the other end. Of two vLLMs at once,
-    each with a thread for every core, each waits for the other's.
+    The first process goes through :data:`LONG_ONES`, the others come from the other end. Of two vLLMs at a
+    time, each with a thread for every core, each waits for the other's.
     """
 
     def _split_scope(self, nodeid: str) -> str:
