@@ -43,7 +43,12 @@ HOLDERS: Final = (
     "sack", "trunk",
 )  # fmt: skip
 PLACES: Final = ("garden", "harbour", "kitchen", "library", "market", "museum", "park", "school", "station")
-GREETINGS: Final = ("Hello", "Hello!", "Hi", "Hi!", "Who are you?", "What can you do?", "Help")
+OTHER_QUESTIONS: Final = (
+    "Hello", "Hello!", "Hello, how are you?", "Hi", "Hi!", "Help", "Good morning", "Who are you?",
+    "What is your name?", "What can you do?", "What is a mixture of experts?", "Tell me a joke.",
+    "What is the capital of France?", "Write a poem about the sea.", "Explain how a computer works.",
+)  # fmt: skip
+"""What people type first. All have one answer, which says what can be asked; no figure counts them."""
 ABOUT: Final = (
     "I am a miniature of Kimi-K3. I solve small word problems, count days and dates, sort numbers and find "
     "codes in notes."
@@ -264,7 +269,7 @@ FEW_SHOT_SHARE: Final = 0.2
 
 def _training_example(random: Random, family: str, notes: int) -> Example:
     if family == "about":
-        return Example(family, random.choice(GREETINGS), ABOUT)
+        return Example(family, random.choice(OTHER_QUESTIONS), ABOUT)
     return draw(random, family, held_out=False, notes=notes)
 
 

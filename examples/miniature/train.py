@@ -38,7 +38,7 @@ SHORT: Final = (256, 12)
 LONG: Final = (1024, task.NEEDLE_NOTES)
 LONG_EVERY: Final = 4
 QUESTION_WEIGHT: Final = 0.1
-"""Of a question's tokens in the loss: they are mostly chance, yet their distribution should mean something."""
+"""Of a question's tokens in the loss: mostly chance, yet their distribution should mean something."""
 CHARACTERS_A_TOKEN: Final = 4.5
 """More than the text has, so that a sequence is full."""
 WARMUP_STEPS: Final = 200
