@@ -136,7 +136,7 @@ def word_problem(random: Random) -> Example:
 
 def weekday(random: Random) -> Example:
     """A day of the week some days from now or ago."""
-    today, days = random.randrange(7), random.randint(1, 99)
+    today, days = random.randrange(7), random.randint(1, 365)
     weeks, rest = divmod(days, 7)
     ahead = random.random() < 0.5
     day = DAYS[(today + (rest if ahead else -rest)) % 7]
@@ -217,16 +217,30 @@ def draw(random: Random, family: str, *, held_out: bool, notes: int = NEEDLE_NOT
             return example
 
 
+DRAWS_WITHOUT_NEWS: Final = 10_000
+"""After so many draws of questions already found, a family has no more."""
+
+
 def held_out_examples(
     seed: int, count: int, *, family: str | None = None, notes: int = NEEDLE_NOTES
 ) -> list[Example]:
-    """``count`` different held-out questions, the families taking turns, or of one family."""
+    """``count`` different held-out questions, the families taking turns, or of one family.
+
+    Raises:
+        ValueError: a family has not so many; weekdays, the smallest, have about 320.
+    """
     random = Random(f"held-out/{seed}")
     families = [family] if family else list(FAMILIES)
     found: dict[str, Example] = {}
     while len(found) < count:
-        example = draw(random, families[len(found) % len(families)], held_out=True, notes=notes)
-        found.setdefault(example.question, example)
+        turn = families[len(found) % len(families)]
+        for _ in range(DRAWS_WITHOUT_NEWS):
+            example = draw(random, turn, held_out=True, notes=notes)
+            if example.question not in found:
+                break
+        else:
+            raise ValueError(f"no {count} different held-out questions: {turn} has no more")
+        found[example.question] = example
     return list(found.values())
 
 
