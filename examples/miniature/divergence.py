@@ -4,7 +4,7 @@
 Held-out questions with their answers go through the reference forward with the exact MXFP4 experts and with
 each int4 rule. Per position: the Kullback-Leibler divergence KL(MXFP4 || int4) in nats, and whether the most
 probable token is the same. An answer's positions and its question's are told apart: the question's tokens are
-mostly chance, and so are the predictions there. Run it at the root of the repository, for the reference is a test's.
+mostly chance, and so are the predictions there. Run it at the repository's root.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from statistics import fmean, stdev
 from typing import Any
 
 import torch
+from tests.reference.forward import ReferenceModel, Weights
 from tokenizers import Tokenizer
 from torch import Tensor
 
 from examples.miniature import task
-from tests.reference.forward import ReferenceModel, Weights
 
 RULES: tuple[Weights, ...] = ("int4-amax", "int4-mse")
 
@@ -79,7 +79,7 @@ def compare(checkpoint: Path, examples: list[task.Example]) -> dict[str, Any]:
 
 def main() -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("checkpoint", type=Path)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--count", type=int, default=250)

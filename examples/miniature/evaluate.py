@@ -87,7 +87,7 @@ def evaluate(url: str, model: str, examples: list[task.Example]) -> dict[str, An
 
 def main() -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--url", default="http://127.0.0.1:8000")
     parser.add_argument("--model", default="kimi-k3")
     parser.add_argument("--seed", type=int, default=1, help="of the questions; training looked at those of 0")

@@ -75,13 +75,20 @@ def model_config(sizes: Sizes, special: dict[str, int]) -> dict[str, Any]:
 
 
 def json_files(sizes: Sizes, merges: list[tuple[str, str]]) -> dict[str, dict[str, Any]]:
-    """Every JSON file but the tokenizer's and the weights' index, by name."""
-    config = model_config(sizes, vocabulary.special_tokens(len(merges)))
-    tokens = ("bos_token_id", "eos_token_id", "pad_token_id")
-    return tiny_files.json_files() | {
-        "config.json": config,
-        "generation_config.json": {name: config[name] for name in tokens},
+    """Every JSON file but the tokenizer's and the weights' index, by name.
+
+    An answer ends where its channel closes, not only with its message: the profile for CPUs has no parser
+    that would take the closing tags' words out of the text.
+    """
+    special = vocabulary.special_tokens(len(merges))
+    generation = {
+        "bos_token_id": special["[BOS]"],
+        "eos_token_id": [special["<|end_of_msg|>"], special["<|close|>"]],
+        "pad_token_id": special["[PAD]"],
     }
+    files = tiny_files.json_files()
+    del files["tokenizer.json"]
+    return files | {"config.json": model_config(sizes, special), "generation_config.json": generation}
 
 
 def expert_tensors(state: dict[str, Tensor], layer: int) -> dict[str, Tensor]:
@@ -160,7 +167,7 @@ def load_run(run: Path) -> tuple[dict[str, Tensor], Sizes, list[tuple[str, str]]
 
 def main() -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("run", type=Path, help="what training wrote")
     parser.add_argument("directory", type=Path, help="of the checkpoint; must not exist")
     arguments = parser.parse_args()

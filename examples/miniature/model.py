@@ -88,7 +88,8 @@ def kda_scan(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor) -
     """
 
     def chunks(x: Tensor) -> Tensor:
-        return x.unflatten(2, (-1, CHUNK))
+        chunked: Tensor = x.unflatten(2, (-1, CHUNK))
+        return chunked
 
     q, k, v, beta = chunks(q), chunks(k), chunks(v), chunks(beta)[..., None]
     total = chunks(log_decay).cumsum(3)  # [B, H, chunks, CHUNK, D]
@@ -99,7 +100,7 @@ def kda_scan(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor) -
     since = (parts - reference).exp()
 
     def against_keys(x: Tensor) -> Tensor:
-        seen = (x.unflatten(3, (-1, PART)) * since) @ keys.transpose(-1, -2)
+        seen: Tensor = (x.unflatten(3, (-1, PART)) * since) @ keys.transpose(-1, -2)
         return seen.flatten(3, 4)  # [B, H, chunks, CHUNK, CHUNK]
 
     key_key, query_key = against_keys(k).tril(-1), against_keys(q).tril()
@@ -190,9 +191,9 @@ class KdaAttention(nn.Module):
         s, tokens = self.s, x.shape[1]
 
         def heads(y: Tensor) -> Tensor:
-            return (
-                F.pad(y.float(), (0, 0, 0, -tokens % CHUNK)).unflatten(-1, (s.kda_heads, -1)).transpose(1, 2)
-            )
+            padded: Tensor = F.pad(y.float(), (0, 0, 0, -tokens % CHUNK))
+            split: Tensor = padded.unflatten(-1, (s.kda_heads, -1))
+            return split.transpose(1, 2)
 
         q, k = heads(self.q_conv1d(self.q_proj(x))), heads(self.k_conv1d(self.k_proj(x)))
         v = heads(self.v_conv1d(self.v_proj(x)))
@@ -343,7 +344,7 @@ class LatentMoe(nn.Module):
 def residual_mix(sources: list[Tensor], norm: Norm, projection: nn.Linear) -> Tensor:
     """Attention residual: each token's softmax-weighted mean over ``sources``, each ``[B, T, hidden]``."""
     stacked = torch.stack(sources).float()
-    scores = (norm(stacked) * projection.weight[0]).sum(-1, keepdim=True)
+    scores: Tensor = (norm(stacked) * projection.weight[0]).sum(-1, keepdim=True)
     return (scores.softmax(0) * stacked).sum(0)
 
 
