@@ -90,10 +90,14 @@ def test_a_node_that_begins_anew(directory: Path) -> None:
     """Its part of this start is gone: it is not heard any more, and the first node learns why."""
     write_record(directory, node_file(1), node(1, heard_at=NOW - timedelta(seconds=6)))
     again = report(start_id=None).supervisor.model_copy(update={"start_id": "anew"})
-    answer = put(directory, "/nodes/1", NodeReport(start_id=None, supervisor=again))
+    assert put(directory, "/nodes/1", NodeReport(start_id=None, supervisor=again)).status_code == 200
+    [record] = read_journal(directory).nodes
+    assert not record.superseded, "who only asks may be of another deployment"
+    answer = put(directory, "/nodes/1", NodeReport(start_id=START_ID, supervisor=again))
     assert answer.status_code == 409
     [record] = read_journal(directory).nodes
     assert record.superseded
+    assert put(directory, "/nodes/1", NodeReport(start_id=None, supervisor=again)).status_code == 409
     assert record.supervisor.start_id == "node1"
     assert put(directory, "/nodes/1", report()).status_code == 410
 

@@ -31,7 +31,9 @@ def leader(*answers: httpx.Response | Exception, asked: list[httpx.Request] | No
             raise found
         return found
 
-    return Leader("http://first", token="t", transport=httpx.MockTransport(answer))
+    made = Leader("http://first", token="t", transport=httpx.MockTransport(answer))
+    made.may_join.set()
+    return made
 
 
 def record(found: SupervisorRecord = FIRST) -> httpx.Response:
@@ -57,6 +59,15 @@ def test_what_no_waiting_would_mend(status: int) -> None:
     first = leader(httpx.Response(status, text="no"))
     first.exchange(Told(OWN))
     assert str(status) in (first.refusal or "")
+
+
+def test_a_node_joins_when_its_own_checks_have_passed() -> None:
+    """What fails there before is no reason to end the first node's start."""
+    asked: list[httpx.Request] = []
+    first = leader(record(), asked=asked)
+    first.may_join.clear()
+    first.exchange(Told(OWN))
+    assert (first.joined, asked) == (False, [])
 
 
 def test_an_answer_of_another_version() -> None:
@@ -155,6 +166,7 @@ def test_authorities_that_cannot_be_read(tmp_path: Path) -> None:
     authority = tmp_path / "ca.crt"
     authority.write_text(certifi.contents())
     first = Leader("https://first.invalid:1", token="t", authorities=authority)
+    first.may_join.set()
     authority.write_text("")
     for _ in range(2):
         first.exchange(Told(OWN))

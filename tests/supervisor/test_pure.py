@@ -453,14 +453,16 @@ def test_a_node_is_silent_by_a_clock_that_nobody_sets() -> None:
     """A clock that is set forward by an hour ends no start; a node that says nothing for long does."""
     hearing = Hearing()
     seen = Journal(supervisor=None, ranks=(), failures=(), faults=(), nodes=(builders.node(1),))
-    assert hearing.silences(seen.nodes, 100.0) == {1: 0.0}
+    assert hearing.silences(seen, 100.0) == {1: 0.0}
     later = replace(seen, nodes=(builders.node(1, heard_at=builders.node(1).heard_at + timedelta(hours=1)),))
-    assert hearing.silences(later.nodes, 101.0) == {1: 0.0}
-    silences = hearing.silences(later.nodes, 161.0)
+    assert hearing.silences(later, 101.0) == {1: 0.0}
+    silences = hearing.silences(later, 161.0)
     assert silences == {1: 60.0}
     assert lost_node(later, silences, patience=61) is None
     assert lost_node(later, silences, patience=59) == "nothing was heard of node 1 for 60 s"
-    assert lost_node(replace(later, unwritable="has no room"), silences, patience=59) is None
+    full = replace(later, unwritable="has no room")
+    assert hearing.silences(full, 4000.0) == {1: 0.0}
+    assert hearing.silences(later, 4000.5) == {1: 0.5}, "counted from when there was room again"
 
 
 def test_what_another_nodes_ranks_said_counts_where_they_could_not_write() -> None:

@@ -58,6 +58,9 @@ def heard(
             # A machine that was started with another one's rank must not end what that one serves.
             raise HTTPException(409, f"node {node} is there already, as start {known.supervisor.start_id}")
         if not known.superseded:
+            if report.start_id is None:
+                # It may be of another deployment: it finds that out by this record, before it joins.
+                return own
             write_record(directory, node_file(node), known.model_copy(update={"superseded": True}))
         raise HTTPException(409, f"node {node} was part of this start before, and has begun anew since")
     if known is not None and known.superseded:

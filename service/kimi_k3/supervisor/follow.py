@@ -143,7 +143,7 @@ class Follower:
         serving = self._recorder.phase in SERVING
         patience = max(LOST_SECONDS, self._start.hang_timeout) if serving else LOST_SECONDS
         if (leader := self._start.leader) is None:
-            silences = self._hearing.silences(journal.nodes, time.monotonic())
+            silences = self._hearing.silences(journal, time.monotonic())
             why = lost_node(journal, silences, patience=patience)
         elif leader.refusal is not None:
             why = leader.refusal

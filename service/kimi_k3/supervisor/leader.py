@@ -65,6 +65,10 @@ class Told:
 class Leader:
     """The first node. All but :meth:`exchange` only tells what is known.
 
+    Attributes:
+        may_join: set once this node has passed its own checks: what fails before is nobody else's business.
+        ask_now: set to have it asked without waiting.
+
     Args:
         url: of its sidecar.
         token: of its sidecar.
@@ -86,6 +90,7 @@ class Leader:
         self.refusal: str | None = None
         self.remedy = SAME_TOKEN
         self.ask_now = threading.Event()
+        self.may_join = threading.Event()
         self._start_id: str | None = None
         self._told: dict[int, RankRecord] = {}
         self._told_end = threading.Event()
@@ -125,10 +130,10 @@ class Leader:
         """Join the first node's present start, or tell it what happens here; what fails is told next time."""
         if self.refusal is not None:
             return
-        if self._start_id is None:
-            self._join(told.own)
-        else:
+        if self._start_id is not None:
             self._tell(told, self._start_id)
+        elif self.may_join.is_set():
+            self._join(told.own)
 
     def _join(self, own: SupervisorRecord) -> None:
         asked = self._put(own.node, NodeReport(start_id=None, supervisor=own))
@@ -276,7 +281,10 @@ def told(leader: Leader | None, tell: Callable[[], Told]) -> Iterator[None]:
 
     def run() -> None:
         while not stop.is_set():
-            leader.exchange(tell())
+            try:
+                leader.exchange(tell())
+            except Exception as error:  # a thread's exception would otherwise only be printed
+                leader.problem = f"defect of the supervisor: {error!r}"
             leader.ask_now.wait(INTERVAL_SECONDS)
             leader.ask_now.clear()
         leader.close()

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import datetime
 
 from kimi_k3.journal.models import NodeRecord
@@ -19,23 +19,22 @@ class Hearing:
     def __init__(self) -> None:
         self._heard: dict[int, tuple[datetime, float]] = {}
 
-    def silences(self, nodes: Sequence[NodeRecord], at: float) -> dict[int, float]:
-        """Seconds of silence by node.
+    def silences(self, journal: Journal, at: float) -> dict[int, float]:
+        """Seconds of silence by node; none while the journal can take no record.
 
         Args:
-            nodes: as the journal has them now.
+            journal: as it is now.
             at: seconds of any clock that goes on steadily.
         """
-        for node in nodes:
-            if self._heard.get(node.node, (None,))[0] != node.heard_at:
+        for node in journal.nodes:
+            deaf = journal.unwritable is not None
+            if deaf or self._heard.get(node.node, (None,))[0] != node.heard_at:
                 self._heard[node.node] = node.heard_at, at
-        return {node.node: at - self._heard[node.node][1] for node in nodes}
+        return {node.node: at - self._heard[node.node][1] for node in journal.nodes}
 
 
 def lost_node(journal: Journal, silences: Mapping[int, float], *, patience: float) -> str | None:
     """Why the deployment cannot go on without one of its nodes; ``None`` if it can, as far as is known.
-
-    A journal that can take no record does not tell that a node is silent.
 
     Args:
         silences: seconds for which each node has been silent.
@@ -47,7 +46,7 @@ def lost_node(journal: Journal, silences: Mapping[int, float], *, patience: floa
         if node.supervisor.phase is Phase.FAILED and node.supervisor.ending is not None:
             return f"node {node.node} failed: {node.supervisor.ending.reason}"
         silence = silences[node.node]
-        if silence > patience and journal.unwritable is None and node.supervisor.ending is None:
+        if silence > patience and node.supervisor.ending is None:
             return f"nothing was heard of node {node.node} for {silence:.0f} s"
     return None
 

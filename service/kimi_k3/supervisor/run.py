@@ -146,6 +146,8 @@ def _joined(
     if (leader := start.leader) is None:
         return True
     waited_for = None
+    leader.may_join.set()
+    leader.ask_now.set()
     while not leader.joined:
         if leader.refusal is not None:
             raise OperatorError(leader.refusal, remedy=leader.remedy, exit_code=ExitCode.USAGE)
@@ -247,7 +249,7 @@ def _run_engine(
             recorder.enter(Phase.DRAINING)
             left = start.drain_timeout
             if served and start.leader is not None:
-                _stay(start, start.leader, recorder, child, signals)
+                left = _stay(start, start.leader, recorder, child, signals)
             elif served:
                 left = _leave(start, recorder, child, signals, heart, lambda: follower.look(announced))
         patience = exit_deadline_seconds(left, serving=served)
@@ -304,18 +306,23 @@ def _leave(
 
 def _stay(
     start: Start, leader: Leader, recorder: Recorder, child: Child, signals: list[signal.Signals]
-) -> None:
-    """Go on computing for the first node until it has finished its requests and ended."""
+) -> float:
+    """Go on computing for the first node until it has finished its requests and ended.
+
+    Returns:
+        Seconds left of the drain timeout.
+    """
     begun = time.monotonic()
     deadline = begun + start.readiness_delay + start.drain_timeout
     while time.monotonic() < deadline and len(signals) < 2 and child.poll() is None:
         ended = leader.record is not None and leader.record.ending is not None
         if ended or leader.refusal is not None:
-            return
+            break
         if min(leader.silence(), time.monotonic() - begun) > SILENT_SECONDS:
-            return
+            break
         recorder.beat()
         time.sleep(TICK_SECONDS)
+    return min(start.drain_timeout, max(0.0, deadline - time.monotonic()))
 
 
 def _drain(
