@@ -34,6 +34,11 @@ RULES: dict[str, Rule] = {
         "weights.acceptLossy",
         {**CPU, "weights": {"format": "int4", "acceptLossy": True}},
     ),
+    "a name by which alerts know others": Rule(
+        {**EP8, "fullnameOverride": "k3-sidecar"},
+        "give a name that ends otherwise",
+        {**EP8, "fullnameOverride": "sidecar-k3"},
+    ),
     "an unknown profile": Rule({**EP8, "profile": "ep9"}, '"ep9" is not known; use one of', EP8),
     "two nodes that do not know each other": Rule(
         {**EP8, "profile": "pp2-tp8"}, "auth.sidecarTokenSecret.name: is empty", of_profile("pp2-tp8")

@@ -82,6 +82,9 @@ CAUSES: dict[str, tuple[str, dict[str, str]]] = {
 ALSO = {
     # It fails, too, four times.
     ("loop", "KimiK3StartFailed"),
+    # What does not get on will not be ready in time.
+    ("unread", "KimiK3StartOverBudget"),
+    ("unconverted", "KimiK3StartOverBudget"),
     # Nobody acknowledges what two nodes serve.
     ("silent", "KimiK3LossyUnacknowledged"),
 }

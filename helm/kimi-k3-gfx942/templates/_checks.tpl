@@ -8,6 +8,11 @@ What no schema can say: values that do not go together. Each message says what i
 {{- $pods := mul (int .Values.replicas) (int $facts.nodes) | int -}}
 {{- $fewer := ternary "replicas=1" "a profile of one node" (eq (int $facts.nodes) 1) -}}
 
+{{- $name := include "kimi-k3.fullname" . -}}
+{{- if regexMatch "-(sidecar|worker)$" $name -}}
+{{- fail (printf "fullnameOverride: the objects are called %s, and by such an end alerts know sidecars and other nodes; give a name that ends otherwise" $name) -}}
+{{- end -}}
+
 {{- if $facts.notStartable -}}
 {{- fail (printf "profile: %s %s; use another profile" .Values.profile $facts.notStartable) -}}
 {{- end -}}
