@@ -22,7 +22,7 @@ from kimi_k3.journal.writer import now, write_record
 from kimi_k3.supervisor import logfile
 from kimi_k3.supervisor.canary import ATTEMPTS, ask_canary
 from kimi_k3.supervisor.leftovers import clear_leftovers
-from kimi_k3.supervisor.lock import hold_lock
+from kimi_k3.supervisor.lock import hold_address, hold_lock
 from kimi_k3.supervisor.logfile import EARLIER_LOG_FILE, LOG_FILE, EngineLog
 from kimi_k3.supervisor.outlet import Outlet
 from kimi_k3.supervisor.processes import Mark, end_processes, is_running, processes_of
@@ -47,6 +47,18 @@ def test_a_lock_is_held_once_and_freed(tmp_path: Path) -> None:
         assert caught.value.exit_code is ExitCode.IN_USE
     assert (tmp_path / "lock").read_text() == ""
     with hold_lock(tmp_path):
+        pass
+
+
+def test_an_address_is_held_once_and_freed() -> None:
+    """vLLM listens half an hour after its start began; another one of the same address learns it at once."""
+    with hold_address("127.0.0.1", 1):
+        with pytest.raises(OperatorError, match="another supervisor") as caught, hold_address("127.0.0.1", 1):
+            pass
+        assert caught.value.exit_code is ExitCode.IN_USE
+        with hold_address("127.0.0.2", 1), hold_address("127.0.0.1", 2):
+            pass
+    with hold_address("127.0.0.1", 1):
         pass
 
 

@@ -6,7 +6,9 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import threading
 import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import httpx
@@ -55,6 +57,43 @@ def test_a_start_becomes_ready_and_ends_on_request(start: Starter) -> None:
     assert record.ending is not None
     assert record.ending.exit_code == 0
     assert_nothing_left(running.state_dir)
+
+
+def test_another_servers_answers_are_not_the_engines(start: Starter) -> None:
+    """A server that took the port while the engine loads says that it is well; nobody may believe that."""
+
+    class Stranger(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    running = start("hangs-loading")
+    running.wait_for(Phase.LOADING)
+    with ThreadingHTTPServer(("127.0.0.1", running.port), Stranger) as server:
+        answering = threading.Thread(target=server.serve_forever)
+        answering.start()
+        error = failed(running, code=7)
+        server.shutdown()
+        answering.join()
+    assert f"another process listens on port {running.port}" in error
+    record = running.record()
+    assert record is not None
+    assert [change.phase for change in record.phases] == [Phase.PREFLIGHT, Phase.LOADING, Phase.FAILED]
+
+
+def test_two_starts_of_one_address_are_told_at_once(start: Starter, tmp_path: Path) -> None:
+    """Each with a directory of its own, while neither engine listens yet."""
+    first = start("hangs-loading")
+    first.wait_for(Phase.LOADING)
+    second = start("good", "--state-dir", str(tmp_path / "other"), port=first.port)
+    code, _, err = second.finish()
+    assert code == 5
+    assert f"--port {first.port} on 127.0.0.1: another supervisor's engine" in err
+    assert first.stop()[0] == 128 + signal.SIGTERM
 
 
 def test_int4_is_accepted_when_every_rank_converted_everything(start: Starter) -> None:

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from urllib.parse import urlsplit
 
 from kimi_k3.diagnosis.match import Diagnosis, explain
 from kimi_k3.diagnosis.scan import Scanner
@@ -21,6 +22,7 @@ from kimi_k3.supervisor.group import Group, named
 from kimi_k3.supervisor.health import Health
 from kimi_k3.supervisor.heartbeat import Heartbeat
 from kimi_k3.supervisor.leader import LOST_SECONDS
+from kimi_k3.supervisor.listening import is_foreign
 from kimi_k3.supervisor.logfile import LOG_FILE
 from kimi_k3.supervisor.nodes import LEAVING, Hearing, leaving_node, lost_node
 from kimi_k3.supervisor.phases import starting_phase
@@ -83,6 +85,7 @@ class Follower:
         self._waiting: dict[str, float] = {}
         self._hearing = Hearing()
         self._canary: Answer | None = None
+        self._answers_itself = False
         self._was_ok = True
 
     def look(self, announced: Announced) -> None:
@@ -241,7 +244,7 @@ class Follower:
                 self._heart.listening.set()
                 self._recorder.enter(Phase.READY)
                 return
-        elif self._health.ok:
+        elif self._answers_itself:
             # Read afresh: the health may be newer than the journal last read.
             afresh = self._read()
             absent = afresh.absent_nodes
@@ -265,9 +268,25 @@ class Follower:
             )
 
     def _healthy(self) -> bool:
-        """Whether the engine answers; of a node without an API the first one tells."""
-        leader = self._start.leader
-        return self._health.ok if leader is None else leader.phase in (Phase.WARMING, *SERVING)
+        """Whether the engine answers; of a node without an API the first one tells.
+
+        Raises:
+            OperatorError: another server answers on the engine's port.
+        """
+        if (leader := self._start.leader) is not None:
+            return leader.phase in (Phase.WARMING, *SERVING)
+        url = self._start.record.engine_url
+        if self._health.ok and url is not None and not self._answers_itself:
+            port = urlsplit(url).port
+            assert port is not None, "every engine's URL has one"
+            foreign = is_foreign(port, self._group.pids)
+            if self._lasts("foreign", foreign, seconds=GONE_SECONDS):
+                raise verdict.taken_port(
+                    port=port, phase=self._recorder.phase, seconds=self._recorder.seconds()
+                )
+            # Nobody else can listen there once the engine does.
+            self._answers_itself = not foreign
+        return self._health.ok and self._answers_itself
 
     def _ask(self) -> Answer:
         record = self._start.record

@@ -81,6 +81,11 @@ class Group:
             if rank.pid not in self._members:
                 self._remember(rank.pid, f"rank {rank.rank}")
 
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """Numbers of those that are known, also of those that are gone."""
+        return tuple(self._members)
+
     def gone(self) -> tuple[Member, ...]:
         """Those that no longer run."""
         return tuple(member for member in self._members.values() if self._state(member) in (None, "Z", "X"))

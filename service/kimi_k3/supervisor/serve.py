@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import sys
@@ -52,7 +53,7 @@ from kimi_k3.preflight.subject import Subject
 from kimi_k3.profiles.schema import Device, Profile, Verified
 from kimi_k3.supervisor.leader import Leader
 from kimi_k3.supervisor.leftovers import clear_leftovers
-from kimi_k3.supervisor.lock import hold_lock
+from kimi_k3.supervisor.lock import hold_address, hold_lock
 from kimi_k3.supervisor.outlet import Outlet
 from kimi_k3.supervisor.redact import Secrets
 from kimi_k3.supervisor.run import supervise
@@ -119,7 +120,10 @@ def serve(
         return 0
     check_state_dir(deployment.state_dir)
     report = Outlet(sys.stderr, prefix="kimi-k3: ", secrets=Secrets.of(api_key, os.environ))
-    with hold_lock(deployment.state_dir):
+    with contextlib.ExitStack() as held:
+        held.enter_context(hold_lock(deployment.state_dir))
+        if not deployment.headless:
+            held.enter_context(hold_address(deployment.host, deployment.port))
         clear_leftovers(deployment.state_dir, report=report)
         machine = Machine()
         subject = subject_of(deployment, launch, checkpoint, machine=machine, wait_vram=wait)

@@ -135,6 +135,15 @@ def lost_node(*, why: str, phase: Phase, seconds: float) -> EngineFailure:
     )
 
 
+def taken_port(*, port: int, phase: Phase, seconds: float) -> EngineFailure:
+    """Another server answers where the engine will be: its answers would be taken for the engine's."""
+    return _error(
+        f"the start cannot go on {_during(phase)} after {seconds:.0f} s: "
+        f"another process listens on port {port}",
+        f"end it (see: ss -ltnp 'sport = :{port}') or give another --port",
+    )
+
+
 def not_accepted(objection: str, *, log: Path) -> EngineFailure:
     """The engine answers, but not every rank did what was asked."""
     return _error(
