@@ -27,6 +27,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from examples.miniature import task
+from kimi_k3.verify import questions
 
 RULES: tuple[Weights, ...] = ("int4-amax", "int4-mse")
 KEPT = "with the exact model's choice of experts"
@@ -90,7 +91,7 @@ def mean_and_error(values: list[float]) -> dict[str, float]:
     return {"mean": fmean(values), "standard_error": stdev(values) / math.sqrt(len(values))}
 
 
-def compare(checkpoint: Path, examples: list[task.Example]) -> dict[str, Any]:
+def compare(checkpoint: Path, examples: list[questions.Example]) -> dict[str, Any]:
     """Every figure by rule: over all questions, and question by question."""
     tokenizer = Tokenizer.from_file(str(checkpoint / "tokenizer.json"))
     models = {rule: ReferenceModel.load(checkpoint, weights=rule) for rule in ("mxfp4", *RULES)}
@@ -129,11 +130,13 @@ def main() -> None:
     parser.add_argument("checkpoint", type=Path)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--count", type=int, default=250)
-    parser.add_argument("--notes", type=int, default=task.NEEDLE_NOTES, help="in a needle question, at most")
+    parser.add_argument(
+        "--notes", type=int, default=questions.NEEDLE_NOTES, help="in a needle question, at most"
+    )
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
     torch.set_num_threads(1)  # the matrices are small
-    examples = task.held_out_examples(arguments.seed, arguments.count, notes=arguments.notes)
+    examples = questions.held_out_examples(arguments.seed, arguments.count, notes=arguments.notes)
     found = compare(arguments.checkpoint, examples)
     arguments.out.write_text(json.dumps(found, indent=1) + "\n")
     print(json.dumps({key: found[key] for key in ("questions", "rules", "ratio_mse_to_amax")}, indent=1))

@@ -17,7 +17,7 @@ from typing import Any
 
 import httpx
 
-from examples.miniature import task
+from kimi_k3.verify import questions
 
 MAX_TOKENS = 160
 """The longest answer has about 110."""
@@ -51,7 +51,7 @@ def summary(correct: Sequence[bool]) -> dict[str, Any]:
     }
 
 
-def ask(client: httpx.Client, model: str, example: task.Example) -> str:
+def ask(client: httpx.Client, model: str, example: questions.Example) -> str:
     """The server's answer to one question."""
     body = {
         "model": model,
@@ -64,14 +64,14 @@ def ask(client: httpx.Client, model: str, example: task.Example) -> str:
     return str(response.json()["choices"][0]["message"]["content"])
 
 
-def evaluate(url: str, model: str, examples: list[task.Example]) -> dict[str, Any]:
+def evaluate(url: str, model: str, examples: list[questions.Example]) -> dict[str, Any]:
     """Accuracy in all and by family, and every answer."""
     with (
         httpx.Client(base_url=url, timeout=600, trust_env=False) as client,
         ThreadPoolExecutor(AT_A_TIME) as threads,
     ):
         answers = list(threads.map(partial(ask, client, model), examples))
-    correct = [task.is_correct(example, text) for example, text in zip(examples, answers, strict=True)]
+    correct = [questions.is_correct(example, text) for example, text in zip(examples, answers, strict=True)]
     families = {
         family: summary(
             [good for good, example in zip(correct, examples, strict=True) if example.family == family]
@@ -94,7 +94,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=250)
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
-    examples = task.held_out_examples(arguments.seed, arguments.count)
+    examples = questions.held_out_examples(arguments.seed, arguments.count)
     found = evaluate(arguments.url, arguments.model, examples)
     arguments.out.write_text(json.dumps(found, indent=1) + "\n")
     for name, figures in {"all": found["all"], **found["families"]}.items():

@@ -32,10 +32,11 @@ from torch.utils.data import DataLoader, Dataset
 
 from examples.miniature import model as architecture
 from examples.miniature import task, vocabulary
+from kimi_k3.verify import questions
 
 SHORT: Final = (256, 12)
 """Tokens of a sequence and the most notes in a needle question, three steps out of four."""
-LONG: Final = (1024, task.NEEDLE_NOTES)
+LONG: Final = (1024, questions.NEEDLE_NOTES)
 LONG_EVERY: Final = 4
 QUESTION_WEIGHT: Final = 0.1
 """Of a question's tokens in the loss: mostly chance, yet their distribution should mean something."""
@@ -90,7 +91,7 @@ def loss_of(model: architecture.Miniature, tokens: Tensor, weights: Tensor) -> T
 
 @torch.no_grad()
 def held_out_accuracy(
-    model: architecture.Miniature, tokenizer: Tokenizer, examples: list[task.Example], rows: int
+    model: architecture.Miniature, tokenizer: Tokenizer, examples: list[questions.Example], rows: int
 ) -> dict[str, float]:
     """Share of held-out questions, by family, whose whole worked answer the model finds token by token.
 
@@ -187,7 +188,7 @@ def train(arguments: argparse.Namespace) -> None:
     if arguments.compile:
         compile_blocks(model)
     optimizer = optimizer_of(model, arguments.rate)
-    examples = task.held_out_examples(arguments.seed, arguments.held_out)
+    examples = questions.held_out_examples(arguments.seed, arguments.held_out)
     steps: int = arguments.steps
     quantise_at = round(arguments.quantise_from * steps)
     data = Batches(merges, seed=arguments.seed, steps=steps, tokens=arguments.tokens)

@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from kimi_k3.checkpoint.tiny_files import CHAT_TEMPLATE
+from kimi_k3.verify import questions
 
 SEEDS = st.integers(0, 2**32)
-FAMILIES = st.sampled_from(list(task.FAMILIES))
+FAMILIES = st.sampled_from(list(questions.FAMILIES))
 
 
 @pytest.fixture(scope="module")
@@ -31,10 +32,10 @@ def merges() -> list[tuple[str, str]]:
 @given(SEEDS, FAMILIES, st.booleans())
 def test_a_question_is_in_one_part_only(seed: int, family: str, held_out: bool) -> None:
     """Accuracy on held-out questions means nothing if training has seen one of them."""
-    example = task.draw(Random(seed), family, held_out=held_out, notes=8)
-    assert task.is_held_out(example.question) is held_out
-    assert task.is_correct(example, example.answer)
-    assert not task.is_correct(example, example.answer + "0")
+    example = questions.draw(Random(seed), family, held_out=held_out, notes=8)
+    assert questions.is_held_out(example.question) is held_out
+    assert questions.is_correct(example, example.answer)
+    assert not questions.is_correct(example, example.answer + "0")
 
 
 @settings(deadline=None)
@@ -46,14 +47,14 @@ def test_training_asks_nothing_held_out(seed: int) -> None:
         r"Question: (.*?)\nAnswer:", text
     )
     assert len(asked) == 12
-    assert not [q for q in asked if task.is_held_out(q) and q not in task.OTHER_QUESTIONS]
+    assert not [q for q in asked if questions.is_held_out(q) and q not in task.OTHER_QUESTIONS]
 
 
 @settings(deadline=None)
 @given(SEEDS)
 def test_word_problems_add_up(seed: int) -> None:
     """Every line of the working is true, each goes on from an earlier one, and the last is the result."""
-    example = task.word_problem(Random(seed))
+    example = questions.word_problem(Random(seed))
     told = {int(n) for n in re.findall(r"\d+", example.question)}
     *lines, last = example.answer.splitlines()
     result = 0
@@ -70,33 +71,33 @@ def test_word_problems_add_up(seed: int) -> None:
 @given(SEEDS)
 def test_weekdays_agree_with_the_calendar(seed: int) -> None:
     """Python's own calendar is the second opinion."""
-    example = task.weekday(Random(seed))
+    example = questions.weekday(Random(seed))
     today, days = re.search(r"Today is (\w+)\..* (\d+) days", example.question).groups()  # type: ignore[union-attr]
     monday = date(2024, 1, 1)
     shift = int(days) * (-1 if "ago" in example.question else 1)
-    then = monday + timedelta(days=task.DAYS.index(today) + shift)
-    assert task.final_answer(example.answer) == task.DAYS[then.weekday()]
+    then = monday + timedelta(days=questions.DAYS.index(today) + shift)
+    assert questions.final_answer(example.answer) == questions.DAYS[then.weekday()]
 
 
 @settings(deadline=None)
 @given(SEEDS)
 def test_dates_agree_with_the_calendar(seed: int) -> None:
     """As above, in a year that has no leap day."""
-    example = task.date(Random(seed))
+    example = questions.date(Random(seed))
     days, day, month = re.search(r"(\d+) days after (\d+) (\w+)", example.question).groups()  # type: ignore[union-attr]
-    names = [name for name, _ in task.MONTHS]
+    names = [name for name, _ in questions.MONTHS]
     then = date(2025, names.index(month) + 1, int(day)) + timedelta(days=int(days))
-    assert task.final_answer(example.answer) == f"{then.day} {names[then.month - 1]}"
+    assert questions.final_answer(example.answer) == f"{then.day} {names[then.month - 1]}"
 
 
 @settings(deadline=None)
 @given(SEEDS, st.integers(1, 250))
 def test_the_asked_code_stands_in_the_notes(seed: int, notes: int) -> None:
     """A needle must be there, once: two codes for one box would make the answer a guess."""
-    example = task.needle(Random(seed), notes=notes)
+    example = questions.needle(Random(seed), notes=notes)
     asked = re.search(r"What is the code of the ([\w ]+)\?", example.question).group(1)  # type: ignore[union-attr]
     codes = re.findall(rf"The code of the {asked} is (\d{{4}})\.", example.question)
-    assert codes == [task.final_answer(example.answer)]
+    assert codes == [questions.final_answer(example.answer)]
     assert example.question.count(". ") == notes
 
 
@@ -104,30 +105,30 @@ def test_the_asked_code_stands_in_the_notes(seed: int, notes: int) -> None:
 @given(SEEDS)
 def test_sorting_sorts(seed: int) -> None:
     """The two directions are easily swapped."""
-    example = task.sorting(Random(seed))
+    example = questions.sorting(Random(seed))
     numbers = [int(n) for n in re.findall(r"\d+", example.question)]
     expected = sorted(numbers, reverse="largest to smallest" in example.question)
-    assert task.final_answer(example.answer) == ", ".join(map(str, expected))
+    assert questions.final_answer(example.answer) == ", ".join(map(str, expected))
 
 
 def test_a_family_that_runs_out_says_so() -> None:
     """Only so many weekday questions exist; a search for one more must end. One that did not cost an hour."""
-    assert len({e.question for e in task.held_out_examples(0, 1500)}) == 1500
+    assert len({e.question for e in questions.held_out_examples(0, 1500)}) == 1500
     with pytest.raises(ValueError, match="weekday has no more"):
-        task.held_out_examples(0, 400, family="weekday")
+        questions.held_out_examples(0, 400, family="weekday")
 
 
 def test_lm_eval_reads_the_answers() -> None:
     """GSM8K's own pattern in lm_eval's ``strict-match`` must find the result of a word problem."""
-    for example in task.held_out_examples(2, 50, family="word problem"):
+    for example in questions.held_out_examples(2, 50, family="word problem"):
         found = re.findall(r"#### (\-?[0-9\.\,]+)", example.answer)
-        assert found == [task.final_answer(example.answer)]
+        assert found == [questions.final_answer(example.answer)]
 
 
 @pytest.mark.parametrize("turns", [1, 3])
 def test_training_sees_what_the_chat_template_writes(turns: int) -> None:
     """The template is the server's, the segments are the training's; apart by a byte, it is another task."""
-    examples = task.held_out_examples(3, turns)
+    examples = questions.held_out_examples(3, turns)
     messages = []
     for example in examples:
         messages += [
@@ -168,6 +169,6 @@ def test_five_shots_fit_beside_the_longest_answer(merges: list[tuple[str, str]])
     """lm_eval asks for 512 tokens after five worked examples; the profile for CPUs has 1024."""
     tokenizer = vocabulary.build(merges)
     for seed in range(40):
-        *shots, last = task.held_out_examples(seed, 6, family="word problem")
-        prompt = task.few_shot_prompt(shots, last.question)
+        *shots, last = questions.held_out_examples(seed, 6, family="word problem")
+        prompt = questions.few_shot_prompt(shots, last.question)
         assert len(tokenizer.encode(prompt).ids) <= 512

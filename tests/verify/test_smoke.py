@@ -21,7 +21,8 @@ from kimi_k3.journal.reader import Journal
 from kimi_k3.journal.writer import now
 from kimi_k3.sidecar.app import create_app
 from kimi_k3.sidecar.settings import Settings
-from kimi_k3.verify.smoke import Target, run_smoke
+from kimi_k3.verify.smoke import run_smoke
+from kimi_k3.verify.target import Target
 from kimi_k3.words.weights import Weights
 from tests.sidecar.builders import journal, lossless, lossy, write
 from tests.sidecar.serving import serving, wait_until

@@ -3,16 +3,52 @@
 
 from __future__ import annotations
 
+import inspect
 import os
+from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from kimi_k3.cli.options import CaFile, WeightsIfAny
+from kimi_k3.verify.target import Target
 from kimi_k3.words.addresses import ENGINE_PORT, HOST, SIDECAR_PORT
 from kimi_k3.words.given import given_path
 
 app = typer.Typer(help="Ask a live deployment whether it serves what it should.", rich_markup_mode=None)
+
+DEFAULT_ENGINE = f"http://{HOST}:{ENGINE_PORT}"
+DEFAULT_SIDECAR = f"http://{HOST}:{SIDECAR_PORT}"
+
+EngineUrl = Annotated[str, typer.Option("--engine", help="URL of the API.")]
+SidecarUrl = Annotated[str, typer.Option("--sidecar", help="URL of the sidecar.")]
+NoSidecar = Annotated[
+    bool, typer.Option("--no-sidecar", help="Ask no sidecar: the report cannot say what is served.")
+]
+MetricsUrl = Annotated[
+    str | None,
+    typer.Option(
+        "--metrics", help="URL of vLLM's metrics. Default: /metrics of the API.", show_default=False
+    ),
+]
+ApiKeyFile = Annotated[
+    str | None,
+    typer.Option("--api-key-file", metavar="<path>", help="File with the API key. Also: KIMI_K3_API_KEY."),
+]
+TokenFile = Annotated[
+    str | None,
+    typer.Option(
+        "--token-file",
+        metavar="<path>",
+        help="File with the sidecar's token. Default: $KIMI_K3_SIDECAR_TOKEN_FILE.",
+        show_default=False,
+    ),
+]
+Out = Annotated[
+    str, typer.Option("--out", metavar="<path>", help="Directory of the results and of the report.")
+]
+DEFAULT_OUT = "verification"
 
 
 @app.callback()
@@ -20,53 +56,58 @@ def verify() -> None:
     """Ask a live deployment whether it serves what it should."""
 
 
+def _asking(command: Callable[..., int]) -> Callable[..., int]:
+    """A command whose first parameter is the deployment, with the options that say which one it is."""
+
+    def asking(
+        engine: EngineUrl = DEFAULT_ENGINE,
+        sidecar: SidecarUrl = DEFAULT_SIDECAR,
+        no_sidecar: NoSidecar = False,
+        metrics: MetricsUrl = None,
+        weights: WeightsIfAny = None,
+        api_key_file: ApiKeyFile = None,
+        token_file: TokenFile = None,
+        ca_file: CaFile = None,
+        **own: object,
+    ) -> int:
+        from kimi_k3.plan.options import choose
+        from kimi_k3.plan.secret import read_api_key
+        from kimi_k3.words.sidecar import read_token, sidecar_url
+        from kimi_k3.words.weights import Weights
+
+        base = sidecar_url(engine)
+        target = Target(
+            engine=base,
+            sidecar=None if no_sidecar else sidecar_url(sidecar),
+            metrics=f"{base}/metrics" if metrics is None else sidecar_url(metrics),
+            weights=None if weights is None else choose("--weights", weights, Weights),
+            api_key=read_api_key(_path("--api-key-file", api_key_file), os.environ),
+            token=read_token(_path("--token-file", token_file), os.environ),
+            authorities=_path("--ca-file", ca_file),
+        )
+        return command(target, **own)
+
+    # Typer reads options off the signature: the deployment's, then the command's own.
+    _, *own = inspect.signature(command, eval_str=True).parameters.values()
+    shared = list(inspect.signature(asking, eval_str=True).parameters.values())[:-1]
+    parameters = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in (*own, *shared)]
+    asking.__signature__ = inspect.Signature(parameters, return_annotation=int)  # type: ignore[attr-defined]
+    asking.__annotations__ = {one.name: one.annotation for one in parameters}
+    asking.__name__, asking.__doc__ = command.__name__, command.__doc__
+    return asking
+
+
 @app.command()
-def smoke(
-    engine: Annotated[str, typer.Option(help="URL of the API.")] = f"http://{HOST}:{ENGINE_PORT}",
-    sidecar: Annotated[str, typer.Option(help="URL of the sidecar.")] = f"http://{HOST}:{SIDECAR_PORT}",
-    metrics: Annotated[
-        str | None,
-        typer.Option(help="URL of vLLM's metrics. Default: /metrics of the API.", show_default=False),
-    ] = None,
-    weights: WeightsIfAny = None,
-    api_key_file: Annotated[
-        str | None,
-        typer.Option(metavar="<path>", help="File with the API key. Also: KIMI_K3_API_KEY."),
-    ] = None,
-    token_file: Annotated[
-        str | None,
-        typer.Option(
-            metavar="<path>",
-            help="File with the sidecar's token. Default: $KIMI_K3_SIDECAR_TOKEN_FILE.",
-            show_default=False,
-        ),
-    ] = None,
-    ca_file: CaFile = None,
-) -> int:
+@_asking
+def smoke(target: Target) -> int:
     """Ask for one completion, both scrapes and the consent; a line for each.
 
     The exit code is 0 if all is as it should be, else 1.
     """
-    from kimi_k3.plan.options import choose
-    from kimi_k3.plan.secret import read_api_key
-    from kimi_k3.verify.smoke import Target, run_smoke
-    from kimi_k3.words.sidecar import read_token, sidecar_url
-    from kimi_k3.words.weights import Weights
+    from kimi_k3.verify.smoke import run_smoke
 
-    base = sidecar_url(engine)
-    return run_smoke(
-        Target(
-            engine=base,
-            sidecar=sidecar_url(sidecar),
-            metrics=f"{base}/metrics" if metrics is None else sidecar_url(metrics),
-            weights=None if weights is None else choose("--weights", weights, Weights),
-            api_key=read_api_key(
-                None if api_key_file is None else given_path("--api-key-file", api_key_file), os.environ
-            ),
-            token=read_token(
-                None if token_file is None else given_path("--token-file", token_file), os.environ
-            ),
-            authorities=None if ca_file is None else given_path("--ca-file", ca_file),
-        ),
-        report=print,
-    )
+    return run_smoke(target, report=print)
+
+
+def _path(flag: str, given: str | None) -> Path | None:
+    return None if given is None else given_path(flag, given)

@@ -338,7 +338,7 @@ class SupervisorRecord(Record):
     of each pipeline stage, and ``stage_ranks`` the ranks that share one; no stages mean that every rank has
     all layers. ``leader_silent_since`` is since when another node hears nothing new of the first one.
     ``versions`` and ``options`` are what all nodes must have alike: the versions of what computes, and a
-    digest of each option of the engine by its name.
+    digest of each option of the engine by its name. ``hardware`` is what this node computes on, in words.
     """
 
     schema_version: Literal[1] = SCHEMA_VERSION
@@ -359,6 +359,7 @@ class SupervisorRecord(Record):
     stage_ranks: WorldSize = 1
     versions: Annotated[dict[str, str], Field(max_length=64)] = {}
     options: Annotated[dict[str, str], Field(max_length=1024)] = {}
+    hardware: Annotated[str, Field(max_length=256)] | None = None
     ranks_report: bool = True
     engine_url: str | None
     engine_pid: Integer | None = None

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
+from pydantic import BaseModel
+
 from kimi_k3.journal.models import Record
 
 
@@ -18,7 +20,7 @@ def now() -> datetime:
     return datetime.now(tz=UTC)
 
 
-def write_record(directory: Path, name: str, record: Record) -> None:
+def write_record(directory: Path, name: str, record: BaseModel) -> None:
     """Write ``record`` to ``directory/name`` by atomic rename.
 
     A reader sees the old file or the new one, never a part. No fsync: the journal describes

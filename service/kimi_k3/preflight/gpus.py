@@ -82,10 +82,15 @@ def check_gpus(machine: Machine, subject: Subject, gpus: Gpus) -> Iterator[Findi
     yield check_free(machine, subject, gpus.usable)
 
 
+def described(gpus: Sequence[GpuNode]) -> str:
+    """GPUs in words, equal ones together."""
+    found = Counter(f"{gpu.architecture} ({_model(gpu)})" for gpu in gpus)
+    return ", ".join(f"{count} x {name}" for name, count in sorted(found.items()))
+
+
 def check_architecture(gpus: Sequence[GpuNode], wanted: schema.Gpu) -> Finding:
     """All of the architecture that the profile is for."""
-    found = Counter(f"{gpu.architecture} ({_model(gpu)})" for gpu in gpus)
-    what = ", ".join(f"{count} x {name}" for name, count in sorted(found.items()))
+    what = described(gpus)
     if all(gpu.architecture == wanted.architecture for gpu in gpus):
         return passed(ARCHITECTURE, what)
     return failed(

@@ -35,6 +35,8 @@ class Deployment(View):
     world_size: int = Field(description="Ranks (GPUs) of the deployment.")
     nodes: int = Field(description="Nodes of the deployment.")
     node: int = Field(description="Which of them answers here; the first one, 0, speaks for all.")
+    hardware: str | None = Field(description="What this node computes on, in words; null if unknown.")
+    versions: dict[str, str] = Field(description="Versions of what computes, by distribution.")
     canary: Canary | None = Field(description="The completion that proved that this start can answer.")
     ending: Ending | None = Field(description="How the start ended; null while it lives.")
 
@@ -178,6 +180,8 @@ def _deployment(supervisor: SupervisorRecord, now: datetime) -> Deployment:
         world_size=supervisor.world_size,
         nodes=supervisor.nodes,
         node=supervisor.node,
+        hardware=supervisor.hardware,
+        versions=supervisor.versions,
         canary=supervisor.canary,
         ending=supervisor.ending,
     )

@@ -46,6 +46,7 @@ from kimi_k3.preflight.checks import of_start, subject_of
 from kimi_k3.preflight.cores import check_cores
 from kimi_k3.preflight.finding import Finding, State
 from kimi_k3.preflight.gpus import WAIT_SECONDS, wait_seconds
+from kimi_k3.preflight.hardware import hardware
 from kimi_k3.preflight.machine import Machine
 from kimi_k3.preflight.probe import check_compile
 from kimi_k3.preflight.state import check_state_dir
@@ -232,6 +233,7 @@ def first_record(deployment: Deployment, launch: Launch, checkpoint: Checkpoint)
         stage_ranks=deployment.tensor_parallel_size,
         versions=_versions(),
         options=common_options(launch, deployment),
+        hardware=hardware(Machine(), on_gpus=deployment.profile.gpu is not None),
         ranks_report=deployment.profile.uses_plugin,
         engine_url=(
             None

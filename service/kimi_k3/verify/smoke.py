@@ -6,23 +6,19 @@ For ``helm test`` and for hands: every check is one line, and the first that fai
 
 from __future__ import annotations
 
-import ssl
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from pathlib import Path
 
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 from kimi_k3.engine.loss_header import HEADER
-from kimi_k3.errors import ExitCode
+from kimi_k3.errors import ExitCode, OperatorError
 from kimi_k3.sidecar.status import Deployment, ServedWeights, Status
 from kimi_k3.sidecar.warning import LOSSY_WEIGHTS, Warnings
+from kimi_k3.verify.asking import shown
+from kimi_k3.verify.target import Target
 from kimi_k3.watch.client import NoAnswer, NotUnderstood, Sidecar
-from kimi_k3.words.text import printable
-from kimi_k3.words.tls import trust
-from kimi_k3.words.weights import Weights
 
 QUESTION = "What is the capital of France? Answer in one word."
 ANSWER_TOKENS = 16
@@ -31,30 +27,6 @@ ANSWER_SECONDS = 300.0
 
 SCRAPE_SECONDS = 30.0
 VLLM_PREFIX = "vllm:"
-MAX_SHOWN = 200
-"""Characters of somebody else's text in a line."""
-
-
-@dataclass(frozen=True)
-class Target:
-    """A deployment as it is reached from here.
-
-    Attributes:
-        engine: URL of the API.
-        sidecar: URL of the sidecar.
-        metrics: URL of vLLM's metrics.
-        weights: what it should serve; ``None`` where either will do.
-        api_key, token: what opens the two; ``None`` where nothing is asked for.
-        authorities: whose certificates are trusted, a PEM file; ``None`` for the system's.
-    """
-
-    engine: str
-    sidecar: str
-    metrics: str
-    weights: Weights | None
-    api_key: str | None
-    token: str | None
-    authorities: Path | None = None
 
 
 class Wrong(Exception):
@@ -65,8 +37,14 @@ def run_smoke(target: Target, *, report: Callable[[str], None]) -> int:
     """Check everything and say of each what was found; 0 if all holds, else 1.
 
     Raises:
-        OperatorError: the sidecar wants another token.
+        OperatorError: the sidecar wants another token, or there is none.
     """
+    if target.sidecar is None:
+        raise OperatorError(
+            "verify smoke: --no-sidecar leaves nothing to compare with",
+            remedy="give the sidecar's URL with --sidecar",
+            exit_code=ExitCode.USAGE,
+        )
     wrong = 0
     for name, check in checks(target):
         try:
@@ -79,15 +57,14 @@ def run_smoke(target: Target, *, report: Callable[[str], None]) -> int:
 
 def checks(target: Target) -> Iterator[tuple[str, Callable[[], str]]]:
     """Each check by its name; it returns what it found."""
+    assert target.sidecar is not None, "run_smoke has seen to it"
+    sidecar_metrics = target.sidecar + "/metrics"
     sidecar = Sidecar(target.sidecar, target.token, target.authorities)
     try:
         yield "readiness", lambda: _readiness(sidecar)
         yield "completion", lambda: _completion(target, sidecar)
         yield "consent", lambda: _consent(target, sidecar)
-        yield (
-            "sidecar's metrics",
-            lambda: _scrape(target, target.sidecar + "/metrics", "kimi_k3_", target.token),
-        )
+        yield "sidecar's metrics", lambda: _scrape(target, sidecar_metrics, "kimi_k3_", target.token)
         yield "engine's metrics", lambda: _scrape(target, target.metrics, VLLM_PREFIX, None)
     finally:
         sidecar.close()
@@ -121,28 +98,27 @@ def _completion(target: Target, sidecar: Sidecar) -> str:
         "messages": [{"role": "user", "content": QUESTION}],
         "max_tokens": ANSWER_TOKENS,
     }
-    headers = {} if target.api_key is None else {"Authorization": f"Bearer {target.api_key}"}
     begun = time.monotonic()
     try:
         answer = httpx.post(
             target.engine + "/v1/chat/completions",
             json=body,
-            headers=headers,
+            headers=target.headers,
             timeout=ANSWER_SECONDS,
             trust_env=False,
-            verify=_trust(target, target.engine),
+            verify=target.trusted(target.engine),
         )
         tokens = answer.json()["usage"]["completion_tokens"] if answer.status_code == 200 else 0
     except httpx.HTTPError as error:
-        raise Wrong(f"no answer ({type(error).__name__}: {_shown(str(error))})") from None
+        raise Wrong(f"no answer ({type(error).__name__}: {shown(str(error))})") from None
     except (ValueError, KeyError, TypeError):
-        raise Wrong(f"no chat completion: {_shown(answer.text)}") from None
+        raise Wrong(f"no chat completion: {shown(answer.text)}") from None
     if answer.status_code != 200:
-        raise Wrong(f"HTTP {answer.status_code}: {_shown(answer.text)}")
+        raise Wrong(f"HTTP {answer.status_code}: {shown(answer.text)}")
     if not isinstance(tokens, int) or tokens < 1:
         raise Wrong("an answer without a single token")
     if (HEADER in answer.headers) is not served.weights.lossy:
-        said = _shown(answer.headers.get(HEADER, "nothing"))
+        said = shown(answer.headers.get(HEADER, "nothing"))
         raise Wrong(f"{served.weights} is served, and the answer's {HEADER} says {said}")
     return f"{tokens} tokens in {time.monotonic() - begun:.1f} s"
 
@@ -165,28 +141,20 @@ def _consent(target: Target, sidecar: Sidecar) -> str:
     return f"{served.weights}, lossy, by consent ({served.consent})"
 
 
-def _trust(target: Target, url: str) -> ssl.SSLContext | bool:
-    return trust(url, target.authorities) if url.startswith("https:") else True
-
-
 def _scrape(target: Target, url: str, prefix: str, token: str | None) -> str:
     headers = {} if token is None else {"Authorization": f"Bearer {token}"}
     try:
         answer = httpx.get(
-            url, headers=headers, timeout=SCRAPE_SECONDS, trust_env=False, verify=_trust(target, url)
+            url, headers=headers, timeout=SCRAPE_SECONDS, trust_env=False, verify=target.trusted(url)
         )
         if answer.status_code != 200:
             raise Wrong(f"HTTP {answer.status_code}")
         families = list(text_string_to_metric_families(answer.text))
     except httpx.HTTPError as error:
-        raise Wrong(f"no answer ({type(error).__name__}: {_shown(str(error))})") from None
+        raise Wrong(f"no answer ({type(error).__name__}: {shown(str(error))})") from None
     except ValueError as error:
-        raise Wrong(f"not what Prometheus reads: {_shown(str(error))}") from None
+        raise Wrong(f"not what Prometheus reads: {shown(str(error))}") from None
     found = sum(len(family.samples) for family in families if family.name.startswith(prefix))
     if not found:
         raise Wrong(f"not one series begins with {prefix}")
     return f"{found} series"
-
-
-def _shown(text: str) -> str:
-    return printable(" ".join(text.split()))[:MAX_SHOWN]
