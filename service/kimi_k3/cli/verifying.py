@@ -7,14 +7,18 @@ import inspect
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from kimi_k3.cli.options import CaFile, WeightsIfAny
+from kimi_k3.errors import ExitCode
 from kimi_k3.verify.target import Target
 from kimi_k3.words.addresses import ENGINE_PORT, HOST, SIDECAR_PORT
 from kimi_k3.words.given import given_path
+
+if TYPE_CHECKING:
+    from kimi_k3.verify.results import State
 
 app = typer.Typer(help="Ask a live deployment whether it serves what it should.", rich_markup_mode=None)
 
@@ -107,6 +111,37 @@ def smoke(target: Target) -> int:
     from kimi_k3.verify.smoke import run_smoke
 
     return run_smoke(target, report=print)
+
+
+@app.command()
+@_asking
+def accuracy(
+    target: Target,
+    out: Out = DEFAULT_OUT,
+    count: Annotated[int, typer.Option(min=5, max=1000, help="Questions.")] = 100,
+    seed: Annotated[int, typer.Option(min=1, help="Of the questions.")] = 1,
+    at_a_time: Annotated[int, typer.Option(min=1, max=256, help="Requests.")] = 8,
+) -> int:
+    """Ask held-out questions, keep what is predicted, and compare with other weights' predictions.
+
+    Run it once for each way to serve, always with the same --out: mxfp4, then int4. The exit code is 1 if
+    something that was checked is not as it should be.
+    """
+    from kimi_k3.verify.accuracy import run_accuracy
+
+    state = run_accuracy(
+        target, given_path("--out", out), count=count, seed=seed, at_a_time=at_a_time, report=_told
+    )
+    return _code(state)
+
+
+def _told(line: str) -> None:
+    """At once, also where nobody watches a terminal: a run takes minutes."""
+    print(line, flush=True)
+
+
+def _code(state: State) -> int:
+    return int(ExitCode.FAILED if state == "fail" else ExitCode.OK)
 
 
 def _path(flag: str, given: str | None) -> Path | None:

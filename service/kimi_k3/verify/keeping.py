@@ -70,7 +70,6 @@ def kept(directory: Path, kind: Kind, subject: Subject, settings: Mapping[str, S
 
     Raises:
         OperatorError: the block raised :class:`Broken`; names the file with what was measured.
-        KeyboardInterrupt: as the block did, written down before.
     """
     sheet = Sheet(directory, kind, subject, settings)
     try:
@@ -81,11 +80,9 @@ def kept(directory: Path, kind: Kind, subject: Subject, settings: Mapping[str, S
             f"verify {kind}: {error}",
             remedy=f"look at the server's log and run it again; what was measured is in {sheet.path}",
         ) from None
-    except KeyboardInterrupt:
-        sheet.note(broken_off="interrupted")
-        raise
-    except Exception as error:
-        sheet.note(broken_off=f"{type(error).__name__}: {error}")
+    except BaseException as error:
+        # A Ctrl-C or a SIGTERM, too: both are exceptions here, and what was measured is worth as much.
+        sheet.note(broken_off=f"{type(error).__name__}: {error}".removesuffix(": "))
         raise
     sheet.end()
 
