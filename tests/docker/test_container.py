@@ -158,6 +158,28 @@ def test_a_secret_stays_one(images: Docker, tmp_path: Path) -> None:
             assert key not in dump.stdout
 
 
+def test_a_killed_container_starts_again(images: Docker) -> None:
+    """After kill -9 of all of it, as for want of memory, the next supervisor has its number: 1."""
+    record = ("cat", "/state/supervisor.json")
+
+    def start_id(number: str, other_than: str | None = None) -> str:
+        end = time.monotonic() + START_SECONDS
+        while True:
+            done = images.run("exec", number, *record, check=False)
+            if done.returncode == 0 and (found := json.loads(done.stdout))["start_id"] != other_than:
+                return str(found["start_id"])
+            log = images.run("logs", "--tail", "5", number).stderr
+            assert "in use by another supervisor" not in log
+            assert time.monotonic() < end, log
+            time.sleep(0.5)
+
+    with started(images, *CONFINED, SHARED_MEMORY, "--volume=/state", "--volume=/cache") as number:
+        killed = start_id(number)
+        images.run("kill", number)
+        images.run("start", number)
+        assert start_id(number, other_than=killed)
+
+
 def test_stop_at_once(images: Docker) -> None:
     """A container's first process gets no signal that it has no handler for; this one soon has."""
     with started(images, SHARED_MEMORY) as number:

@@ -17,7 +17,7 @@ from kimi_k3.journal.models import (
 )
 from kimi_k3.journal.reader import read_journal
 from kimi_k3.plan.launch import socket_dir
-from kimi_k3.supervisor.processes import PROC, Mark, end_processes, is_running
+from kimi_k3.supervisor.processes import PROC, Mark, end_processes, runs_since
 
 GRACE_SECONDS = 5.0
 """What processes nobody waits for any more get between SIGTERM and SIGKILL."""
@@ -42,7 +42,11 @@ def clear_leftovers(state_dir: Path, *, report: Callable[[str], None]) -> None:
     """
     earlier = read_journal(state_dir).supervisor
     if earlier is not None:
-        if earlier.ending is None and is_running(earlier.pid) and _supervises(earlier.pid):
+        if (
+            earlier.ending is None
+            and runs_since(earlier.pid, earlier.updated_at)
+            and _supervises(earlier.pid)
+        ):
             # Its lock file was removed from under it, with the directory or by hand.
             raise OperatorError(
                 f"state directory {state_dir}: in use by another supervisor (pid {earlier.pid})",
