@@ -14,6 +14,7 @@ from kimi_k3.journal.models import (
     NODE_FILE_PATTERN,
     RANK_FILE_PATTERN,
     SUPERVISOR_FILE,
+    EarlierStart,
 )
 from kimi_k3.journal.reader import read_journal
 from kimi_k3.plan.launch import socket_dir
@@ -34,8 +35,11 @@ STALE_PATTERNS = (
 )
 
 
-def clear_leftovers(state_dir: Path, *, report: Callable[[str], None]) -> None:
+def clear_leftovers(state_dir: Path, *, report: Callable[[str], None]) -> EarlierStart | None:
     """End the earlier start's processes and remove the engine's records of it.
+
+    Returns:
+        How it went; ``None`` if there was none, or nobody can read its record.
 
     Raises:
         OperatorError: a process does not end, or a file cannot be removed.
@@ -78,6 +82,7 @@ def clear_leftovers(state_dir: Path, *, report: Callable[[str], None]) -> None:
             remedy="make it writable or give another --state-dir",
             exit_code=ExitCode.STATE,
         ) from None
+    return None if earlier is None else earlier.as_earlier()
 
 
 def _supervises(pid: int) -> bool:
