@@ -53,6 +53,6 @@ ENV PATH=/opt/kimi-k3/bin:$PATH HOME=/cache KIMI_K3_STATE_DIR=/state KIMI_K3_SID
 USER 10001:0
 EXPOSE 8001
 HEALTHCHECK --interval=10s --timeout=5s --start-period=30s \
-  CMD ["python", "-c", "import os, urllib.request as web; web.urlopen('http://127.0.0.1:' + os.environ.get('KIMI_K3_SIDECAR_PORT', '8001') + '/livez', timeout=4)"]
+  CMD ["python", "-c", "import os, ssl, urllib.request as web; e = lambda name: os.environ.get('KIMI_K3_SIDECAR_' + name, ''); web.urlopen(f\"http{'s' if e('TLS_CERT_FILE') else ''}://127.0.0.1:{e('PORT') or 8001}/livez\", timeout=4, context=ssl._create_unverified_context())"]
 ENTRYPOINT ["kimi-k3"]
 CMD ["sidecar"]

@@ -13,8 +13,9 @@ import pytest
 
 from kimi_k3.errors import ExitCode
 from kimi_k3.journal.models import STALE_AFTER_SECONDS
+from tests.certificates import signed
 from tests.docker.engine import Docker
-from tests.docker.test_images import CPU
+from tests.docker.test_images import CPU, SIDECAR
 
 pytestmark = pytest.mark.engine
 
@@ -24,9 +25,9 @@ START_SECONDS = 240.0
 
 
 @contextlib.contextmanager
-def started(docker: Docker, *options: str, command: Sequence[str] = ()) -> Iterator[str]:
+def started(docker: Docker, *options: str, command: Sequence[str] = (), image: str = CPU) -> Iterator[str]:
     """A container of the image, with its own command unless one is given; gone afterwards."""
-    number = docker.run("run", "--detach", *options, CPU, *command).stdout.strip()
+    number = docker.run("run", "--detach", *options, image, *command).stdout.strip()
     try:
         yield number
     finally:
@@ -91,10 +92,11 @@ def test_a_volume_of_somebody_else(images: Docker, tmp_path: Path) -> None:
 
 
 def test_a_full_state_volume(images: Docker) -> None:
-    """The journal has no room: serving begins and goes on all the same."""
-    with started(
-        images, *CONFINED, SHARED_MEMORY, "--tmpfs=/state:size=16k,mode=1777", "--tmpfs=/cache:mode=1777"
-    ) as number:
+    """The journal has no room: serving begins all the same, and is told as soon as there is room."""
+    volumes = ("--tmpfs=/state:size=8m,mode=1777", "--tmpfs=/cache:mode=1777")
+    fill = "until test -s /state/supervisor.json; do :; done; dd if=/dev/zero of=/state/filler 2>/dev/null"
+    with started(images, *CONFINED, SHARED_MEMORY, *volumes) as number:
+        images.run("exec", number, "sh", "-c", fill, check=False)
         end = time.monotonic() + START_SECONDS
         ask = "import urllib.request as web; print(web.urlopen('http://127.0.0.1:8000/health').status)"
         while images.run("exec", number, "python", "-c", ask, check=False).stdout.strip() != "200":
@@ -104,6 +106,9 @@ def test_a_full_state_volume(images: Docker) -> None:
             )
             assert time.monotonic() < end, log
             time.sleep(1)
+        assert "No space left on device" in images.run("logs", number).stderr
+        images.run("exec", number, "rm", "/state/filler")
+        becomes_healthy(images, number)
 
 
 def test_ready_while_the_supervisor_cannot_tell(images: Docker) -> None:
@@ -178,6 +183,20 @@ def test_a_killed_container_starts_again(images: Docker) -> None:
         images.run("kill", number)
         images.run("start", number)
         assert start_id(number, other_than=killed)
+
+
+def test_a_sidecar_with_tls_is_healthy(images: Docker, tmp_path: Path) -> None:
+    """Its own check speaks TLS where it does, whoever signed for whatever name."""
+    signed(tmp_path, "sidecar.example")
+    for path in (tmp_path, *tmp_path.iterdir()):
+        path.chmod(0o755)
+    served = [
+        f"--env=KIMI_K3_SIDECAR_TLS_{name}_FILE=/tls/tls.{suffix}"
+        for name, suffix in (("CERT", "crt"), ("KEY", "key"))
+    ]
+    options = (*CONFINED, *served, f"--volume={tmp_path}:/tls:ro", "--health-interval=1s")
+    with started(images, *options, image=SIDECAR) as number:
+        becomes_healthy(images, number)
 
 
 def test_stop_at_once(images: Docker) -> None:
