@@ -3,7 +3,6 @@
 # for which a replacement was named.
 ARG PYTHON_IMAGE
 ARG ROCM_IMAGE
-ARG KERNELS
 
 FROM ${PYTHON_IMAGE} AS wheel
 WORKDIR /src
@@ -28,7 +27,7 @@ RUN --mount=type=bind,source=docker/build,target=/docker --mount=type=secret,id=
     python3 -m venv --without-pip /inventory \
     && /docker/pip --python /inventory/bin/python install --quiet "${CYCLONEDX}"
 
-FROM ${ROCM_IMAGE} AS installed
+FROM ${ROCM_IMAGE}
 # hadolint ignore=DL3002
 USER 0
 WORKDIR /opt/kimi-k3
@@ -54,15 +53,13 @@ RUN --mount=type=bind,source=docker/build,target=/docker --mount=type=secret,id=
 RUN --mount=type=bind,source=docker/build,target=/docker \
     --mount=type=bind,from=inventory,source=/inventory,target=/inventory \
     /docker/inventory /opt/kimi-k3 --no-validate
-
-FROM installed AS kernels-later
-
-FROM installed AS kernels-ahead
+ARG KERNELS
 ARG KERNELS_PROFILE
-RUN bin/kimi-k3 kernels build --profile "${KERNELS_PROFILE}" --cache-dir /opt/kimi-k3/kernels
-
-# hadolint ignore=DL3006
-FROM kernels-${KERNELS}
+RUN case "${KERNELS}" in \
+      ahead) bin/kimi-k3 kernels build --profile "${KERNELS_PROFILE}" --cache-dir /opt/kimi-k3/kernels ;; \
+      later) ;; \
+      *) echo "kernels: error: KERNELS=${KERNELS} (docker/versions.env): it must be ahead or later" >&2; exit 1 ;; \
+    esac
 ARG VERSION
 ARG ROCM_IMAGE
 LABEL org.opencontainers.image.title="kimi-k3-gfx942" \
