@@ -3,7 +3,6 @@
 # for which a replacement was named.
 ARG PYTHON_IMAGE
 ARG ROCM_IMAGE
-ARG KERNELS
 
 FROM ${PYTHON_IMAGE} AS wheel
 WORKDIR /src
@@ -13,12 +12,22 @@ RUN --mount=type=bind,source=docker/build,target=/docker --mount=type=secret,id=
     python3 -m venv --without-pip /build \
     && /docker/pip --python /build/bin/python install --quiet --constraint requirements-dev.lock hatchling
 COPY LICENSE README.md pyproject.toml ./
+# What it needs, apart from it: so a change of our code installs our code alone.
+RUN python3 -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["dependencies"], sep="\n")' \
+      > /requirements.txt
 COPY service service
 RUN /build/bin/python -m hatchling build --target wheel --directory /wheel
 
-FROM ${ROCM_IMAGE} AS installed
-ARG AITER_REPLACEMENT
+FROM ${ROCM_IMAGE} AS inventory
 ARG CYCLONEDX
+# hadolint ignore=DL3002
+USER 0
+RUN --mount=type=bind,source=docker/build,target=/docker --mount=type=secret,id=ca --mount=type=secret,id=pip \
+    --mount=type=cache,target=/root/.cache/pip \
+    python3 -m venv --without-pip /inventory \
+    && /docker/pip --python /inventory/bin/python install --quiet "${CYCLONEDX}"
+
+FROM ${ROCM_IMAGE}
 # hadolint ignore=DL3002
 USER 0
 WORKDIR /opt/kimi-k3
@@ -28,23 +37,29 @@ RUN --mount=type=bind,source=docker/build,target=/docker \
     && python3 -m venv --without-pip --system-site-packages /opt/kimi-k3 \
     && python3 /docker/base path > "$(bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/base.pth"
 RUN --mount=type=bind,source=docker/build,target=/docker --mount=type=secret,id=ca --mount=type=secret,id=pip \
-    --mount=type=cache,target=/root/.cache/pip --mount=type=bind,from=wheel,source=/wheel,target=/wheel \
-    /docker/pip --python /opt/kimi-k3/bin/python install --quiet --constraint constraints.txt /wheel/*.whl \
+    --mount=type=cache,target=/root/.cache/pip \
+    --mount=type=bind,from=wheel,source=/requirements.txt,target=/requirements.txt \
+    /docker/pip --python /opt/kimi-k3/bin/python install --quiet --constraint constraints.txt \
+      --requirement /requirements.txt
+RUN --mount=type=bind,source=docker/build,target=/docker \
+    --mount=type=bind,from=inventory,source=/inventory,target=/inventory \
+    /docker/inventory /opt/kimi-k3
+RUN --mount=type=bind,source=docker/build,target=/docker --mount=type=bind,from=wheel,source=/wheel,target=/wheel \
+    /docker/pip --python /opt/kimi-k3/bin/python install --quiet --no-deps --no-index /wheel/*.whl \
     && bin/python /docker/base check base.json
+ARG AITER_REPLACEMENT
 RUN --mount=type=bind,source=docker/build,target=/docker --mount=type=secret,id=ca --mount=type=secret,id=pip \
     /docker/aiter "${AITER_REPLACEMENT}"
-RUN --mount=type=bind,source=docker/build,target=/docker --mount=type=secret,id=ca --mount=type=secret,id=pip \
-    --mount=type=cache,target=/root/.cache/pip \
-    /docker/inventory /opt/kimi-k3 "${CYCLONEDX}"
-
-FROM installed AS kernels-later
-
-FROM installed AS kernels-ahead
+RUN --mount=type=bind,source=docker/build,target=/docker \
+    --mount=type=bind,from=inventory,source=/inventory,target=/inventory \
+    /docker/inventory /opt/kimi-k3 --no-validate
+ARG KERNELS
 ARG KERNELS_PROFILE
-RUN bin/kimi-k3 kernels build --profile "${KERNELS_PROFILE}" --cache-dir /opt/kimi-k3/kernels
-
-# hadolint ignore=DL3006
-FROM kernels-${KERNELS}
+RUN case "${KERNELS}" in \
+      ahead) bin/kimi-k3 kernels build --profile "${KERNELS_PROFILE}" --cache-dir /opt/kimi-k3/kernels ;; \
+      later) ;; \
+      *) echo "kernels: error: KERNELS=${KERNELS} (docker/versions.env): it must be ahead or later" >&2; exit 1 ;; \
+    esac
 ARG VERSION
 ARG ROCM_IMAGE
 LABEL org.opencontainers.image.title="kimi-k3-gfx942" \

@@ -100,6 +100,15 @@ def failed(world_size: int = 8) -> Journal:
     return journal(seen.supervisor, *seen.ranks, failures=(failure,))
 
 
+def again(world_size: int = 8) -> Journal:
+    """Loading once more, after a start that failed."""
+    seen, before = loading(world_size), failed(world_size)
+    assert seen.supervisor is not None
+    assert before.supervisor is not None
+    record = seen.supervisor.model_copy(update={"previous": before.supervisor.as_earlier()})
+    return journal(record, *seen.ranks)
+
+
 def stale(world_size: int = 8) -> Journal:
     """As while loading, but the supervisor fell silent 40 s ago."""
     seen = loading(world_size)

@@ -33,6 +33,15 @@ SHOWN = {
         "Failed",
         ["Out of device memory while profiling.", "lower --gpu-memory-utilization", "Rank 3 ran out of"],
     ),
+    "again": (
+        "Loading 42 %",
+        [
+            "Why the start before failed",
+            "Out of device memory while profiling.",
+            "lower --gpu-memory-utilization",
+            "It had reached: Compiling. Exit code 71",
+        ],
+    ),
     "stale": (
         "Not reporting",
         [

@@ -13,8 +13,9 @@ import pytest
 
 from kimi_k3.errors import ExitCode
 from kimi_k3.journal.models import STALE_AFTER_SECONDS
+from tests.certificates import signed
 from tests.docker.engine import Docker
-from tests.docker.test_images import CPU
+from tests.docker.test_images import CPU, SIDECAR
 
 pytestmark = pytest.mark.engine
 
@@ -24,9 +25,9 @@ START_SECONDS = 240.0
 
 
 @contextlib.contextmanager
-def started(docker: Docker, *options: str, command: Sequence[str] = ()) -> Iterator[str]:
+def started(docker: Docker, *options: str, command: Sequence[str] = (), image: str = CPU) -> Iterator[str]:
     """A container of the image, with its own command unless one is given; gone afterwards."""
-    number = docker.run("run", "--detach", *options, CPU, *command).stdout.strip()
+    number = docker.run("run", "--detach", *options, image, *command).stdout.strip()
     try:
         yield number
     finally:
@@ -156,6 +157,42 @@ def test_a_secret_stays_one(images: Docker, tmp_path: Path) -> None:
         assert "ready" in written.stdout
         for dump in (images.run("inspect", number), images.run("exec", number, "env")):
             assert key not in dump.stdout
+
+
+def test_a_killed_container_starts_again(images: Docker) -> None:
+    """After kill -9 of all of it, as for want of memory, the next supervisor has its number: 1."""
+    record = ("cat", "/state/supervisor.json")
+
+    def start_id(number: str, other_than: str | None = None) -> str:
+        end = time.monotonic() + START_SECONDS
+        while True:
+            done = images.run("exec", number, *record, check=False)
+            if done.returncode == 0 and (found := json.loads(done.stdout))["start_id"] != other_than:
+                return str(found["start_id"])
+            log = images.run("logs", "--tail", "5", number).stderr
+            assert "in use by another supervisor" not in log
+            assert time.monotonic() < end, log
+            time.sleep(0.5)
+
+    with started(images, *CONFINED, SHARED_MEMORY, "--volume=/state", "--volume=/cache") as number:
+        killed = start_id(number)
+        images.run("kill", number)
+        images.run("start", number)
+        assert start_id(number, other_than=killed)
+
+
+def test_a_sidecar_with_tls_is_healthy(images: Docker, tmp_path: Path) -> None:
+    """Its own check speaks TLS where it does, whoever signed for whatever name."""
+    signed(tmp_path, "sidecar.example")
+    for path in (tmp_path, *tmp_path.iterdir()):
+        path.chmod(0o755)
+    served = [
+        f"--env=KIMI_K3_SIDECAR_TLS_{name}_FILE=/tls/tls.{suffix}"
+        for name, suffix in (("CERT", "crt"), ("KEY", "key"))
+    ]
+    options = (*CONFINED, *served, f"--volume={tmp_path}:/tls:ro", "--health-interval=1s")
+    with started(images, *options, image=SIDECAR) as number:
+        becomes_healthy(images, number)
 
 
 def test_stop_at_once(images: Docker) -> None:

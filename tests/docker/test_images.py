@@ -94,6 +94,31 @@ def test_nothing_changed_nothing_built(images: Docker) -> None:
     assert set(steps) <= cached
 
 
+def test_a_change_of_our_code(images: Docker) -> None:
+    """Who changes a line waits seconds, and an update pulls megabytes: dependencies stay in their layers."""
+    changed = images.checkout / "service" / "kimi_k3" / "terminal.py"
+    text = changed.read_text()
+    before = {image: inspected(images, image)["RootFS"]["Layers"] for image in (SIDECAR, CPU)}
+    try:
+        changed.write_text(f"{text}# A change.\n")
+        given = {"VERSION": "changed"}
+        images.compose("--profile", "cpu", "build", given=given)
+        for image, layers in before.items():
+            new = image.replace(kimi_k3.__version__, given["VERSION"])
+            found = inspected(images, new)["RootFS"]["Layers"]
+            assert found[:-1] == layers[:-1], "another layer than the last one is new"
+            assert found[-1] != layers[-1]
+            assert last_layer_bytes(images, new) < 30e6
+    finally:
+        changed.write_text(text)
+
+
+def last_layer_bytes(docker: Docker, image: str) -> int:
+    """The size of the last layer that holds anything."""
+    told = docker.run("history", "--human=false", "--format", "{{.Size}}", image).stdout.split()
+    return next(size for size in map(int, told) if size)
+
+
 def test_built_through_a_proxy(images: Docker, tmp_path: Path) -> None:
     """Where only a proxy reaches the internet, it is asked for every package, and nothing goes around it."""
     (tmp_path / "pip.conf").write_text("[global]\nretries = 0\n")

@@ -124,6 +124,12 @@ def test_a_base_that_cannot_serve(
     assert said in log
 
 
+def test_kernels_ahead_or_later(docker: Docker, base: Base) -> None:
+    """Another word is refused as what it is, not as an image that cannot be pulled."""
+    log = build(docker, base("kernels"), check=False, given={"KERNELS": "yes"})
+    assert "KERNELS=yes (docker/versions.env): it must be ahead or later" in log
+
+
 def test_aiter_is_replaced_where_it_must_be(docker: Docker, base: Base) -> None:
     """An AITER with another activation gives way to the wheel that was named; a good one does not."""
     wheel = "amd_aiter-0.1.30-py3-none-any.whl"

@@ -51,7 +51,7 @@ def test_our_own_failure_ends_the_process_and_is_in_the_journal(tmp_path: Path) 
     )
     assert result.returncode == 2
     assert "went on" not in result.stdout
-    line = "environment variable KIMI_K3_ACCEPT_LOSSY='yes': Value error, must be 1 or 0; correct or unset it"
+    line = "environment variable KIMI_K3_ACCEPT_LOSSY='yes': must be 1 or 0; correct or unset it"
     assert f"kimi-k3: error: {line}" in result.stderr
 
 

@@ -99,6 +99,21 @@ def test_ending_failures_and_faults() -> None:
     assert [one.rank for one in view.ranks] == [0]
 
 
+def test_the_start_before() -> None:
+    """Between two starts of a crash loop the only reason there is; without a start before there is none."""
+    ended = supervisor(
+        phases=phases(Phase.LOADING), ending=Ending(at=at(3), exit_code=7, reason="engine died")
+    )
+    view = status_view(journal(supervisor(previous=ended.as_earlier())), None, NOW)
+    assert view.deployment is not None
+    assert view.deployment.previous is not None
+    assert view.deployment.previous.reached is Phase.LOADING
+    assert view.deployment.previous.ending == ended.ending
+    first = status_view(journal(supervisor()), None, NOW)
+    assert first.deployment is not None
+    assert first.deployment.previous is None
+
+
 def test_engine() -> None:
     """Where the engine is, who it is and what it answered."""
     view = status_view(lossless(), health(), NOW)

@@ -287,10 +287,32 @@ def test_a_running_supervisor_is_not_mistaken_for_a_leftover(tmp_path: Path) -> 
     """Whoever removes the state directory of a running start must not have it killed by the next one."""
     command = [sys.executable, "-c", "import time; time.sleep(60)", "serve"]
     with subprocess.Popen(command) as running:
-        write_record(tmp_path, SUPERVISOR_FILE, asked().model_copy(update={"pid": running.pid}))
+        write_record(
+            tmp_path, SUPERVISOR_FILE, asked().model_copy(update={"pid": running.pid, "updated_at": now()})
+        )
         with pytest.raises(OperatorError, match=f"another supervisor .pid {running.pid}."):
             clear_leftovers(tmp_path, report=lambda _: None)
         running.kill()
+
+
+def test_a_supervisor_is_not_mistaken_for_the_killed_one_with_its_number(tmp_path: Path) -> None:
+    """In a container each supervisor is process 1: after a kill -9 none would ever start again."""
+    earlier = asked().model_copy(update={"updated_at": now()}).model_dump_json()
+    code = (
+        "import os, sys; from pathlib import Path; from kimi_k3.supervisor.leftovers import clear_leftovers\n"
+        "directory = Path(sys.argv[1]); text = sys.argv[2].replace('\"pid\":1', f'\"pid\":{os.getpid()}')\n"
+        "assert str(os.getpid()) in text; (directory / 'supervisor.json').write_text(text)\n"
+        "clear_leftovers(directory, report=print)"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path), earlier, "serve"]
+    assert subprocess.run(command, env=SURROUNDINGS).returncode == 0
+    command = [sys.executable, "-c", "import time; time.sleep(60)", "serve"]
+    with subprocess.Popen(command) as another:
+        died = {"pid": another.pid, "updated_at": now() - timedelta(hours=1)}
+        write_record(tmp_path, SUPERVISOR_FILE, asked().model_copy(update=died))
+        clear_leftovers(tmp_path, report=lambda _: None)
+        assert another.poll() is None
+        another.kill()
 
 
 def test_the_resource_tracker_cleans_up_before_it_is_ended(tmp_path: Path) -> None:

@@ -341,6 +341,27 @@ def test_records_of_an_earlier_start_are_removed(start: Starter, state_dir: Path
     assert running.stop()[0] == 0
 
 
+def test_a_start_tells_how_the_one_before_went(start: Starter) -> None:
+    """In a crash loop an operator comes between two starts, and must see why the last one failed."""
+    first = start("dies-serving")
+    line = failed(first, code=7)
+    ended = first.record()
+    second = start()
+    previous = second.wait_for(Phase.READY).previous
+    assert previous is not None
+    assert ended is not None
+    assert (previous.start_id, previous.ending) == (ended.start_id, ended.ending)
+    assert (previous.phase, previous.reached) == (Phase.FAILED, Phase.READY)
+    assert previous.ending is not None
+    assert previous.ending.reason == line
+    assert second.stop()[0] == 0
+    third = start()
+    previous = third.wait_for(Phase.READY).previous
+    assert previous is not None
+    assert (previous.phase, previous.reached) == (Phase.STOPPED, Phase.DRAINING)
+    assert third.stop()[0] == 0
+
+
 def test_a_taken_port_is_found_before_the_engine_starts(start: Starter) -> None:
     """vLLM would find out too, minutes later."""
     with socket.create_server(("127.0.0.1", 0)) as other:

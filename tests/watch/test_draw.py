@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kimi_k3.journal.models import PlannedMemory
+from kimi_k3.journal.models import EarlierStart, Ending, PlannedMemory
 from kimi_k3.sidecar.acknowledgement import Acknowledgement
 from kimi_k3.sidecar.warning import Advice, Severity, Warnings
 from kimi_k3.watch.draw import bar, duration, figure, gib
 from kimi_k3.words.phases import Phase
 from tests.replay.test_replay import PASSED
 from tests.sidecar.builders import NOW as MOMENT
-from tests.sidecar.builders import START, health, journal, lossless, rank, supervisor
+from tests.sidecar.builders import START, health, journal, lossless, phases, rank, supervisor
 
 from .pictures import NOW, picture, replayed, shown
 
@@ -50,6 +50,36 @@ def test_ready() -> None:
     assert text.startswith("READY  serving")
     assert re.search(r"worst layers:\n.*\n +61 w2 +0\.01", text)
     assert "1536 of 1536" in text
+
+
+@pytest.mark.parametrize(
+    ("ending", "told"),
+    [
+        (Ending(at=MOMENT, exit_code=7, reason="engine died"), "exit code 7: engine died"),
+        (None, "was killed"),
+    ],
+)
+def test_the_start_before(ending: Ending | None, told: str) -> None:
+    """Who comes between two starts of a crash loop sees why the last one failed; once it serves, no more."""
+    earlier = EarlierStart(
+        start_id="before",
+        started_at=START,
+        updated_at=START,
+        phase=Phase.CONVERTING if ending is None else Phase.FAILED,
+        reached=Phase.CONVERTING,
+        ending=ending,
+    )
+
+    def text(phase: Phase, previous: EarlierStart) -> str:
+        seen = journal(supervisor(phases=phases(phase), previous=previous))
+        return " ".join(shown(picture(seen, MOMENT, health()), width=120).split())
+
+    line = "The start before, before, ended in converting:"
+    assert f"{line} " in text(Phase.LOADING, earlier)
+    assert told in text(Phase.LOADING, earlier)
+    assert line not in text(Phase.READY, earlier)
+    asked = earlier.model_copy(update={"phase": Phase.STOPPED})
+    assert line not in text(Phase.LOADING, asked)
 
 
 def test_lossless() -> None:

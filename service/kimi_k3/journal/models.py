@@ -16,7 +16,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, FailFast, Field, NonNegativeFloat, ValidationError
 
-from kimi_k3.words.phases import Phase
+from kimi_k3.words.phases import ENDED, Phase
 from kimi_k3.words.weights import ConsentSource, Projection, Requantisation, Weights
 
 SCHEMA_VERSION: Final = 1
@@ -280,6 +280,22 @@ class Ending(Record):
     explanation: Explanation | None = None
 
 
+class EarlierStart(Record):
+    """How the start before this one went in the same state directory.
+
+    ``phase`` is the last one that it reported: failed, stopped, or, without an ``ending``, the one in which
+    its supervisor was killed. ``reached`` is the last one before its end. ``updated_at`` is when it was last
+    heard of.
+    """
+
+    start_id: StartId
+    started_at: AwareDatetime
+    updated_at: AwareDatetime
+    phase: Phase
+    reached: Phase
+    ending: Ending | None
+
+
 class Step(Record):
     """What is done within a phase, as vLLM's output announced it.
 
@@ -339,6 +355,7 @@ class SupervisorRecord(Record):
     all layers. ``leader_silent_since`` is since when another node hears nothing new of the first one.
     ``versions`` and ``options`` are what all nodes must have alike: the versions of what computes, and a
     digest of each option of the engine by its name. ``hardware`` is what this node computes on, in words.
+    ``previous`` is the start before, if its record was there.
     """
 
     schema_version: Literal[1] = SCHEMA_VERSION
@@ -373,11 +390,24 @@ class SupervisorRecord(Record):
     stalled_since: AwareDatetime | None = None
     leader_silent_since: AwareDatetime | None = None
     ending: Ending | None = None
+    previous: EarlierStart | None = None
 
     @property
     def phase(self) -> Phase:
         """The present phase of the deployment."""
         return self.phases[-1].phase if self.phases else Phase.PENDING
+
+    def as_earlier(self) -> EarlierStart:
+        """What the next start keeps of this one."""
+        before_the_end = (change.phase for change in reversed(self.phases) if change.phase not in ENDED)
+        return EarlierStart(
+            start_id=self.start_id,
+            started_at=self.started_at,
+            updated_at=self.updated_at,
+            phase=self.phase,
+            reached=next(before_the_end, Phase.PENDING),
+            ending=self.ending,
+        )
 
     @property
     def headless(self) -> bool:

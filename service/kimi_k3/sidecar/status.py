@@ -9,7 +9,14 @@ from datetime import datetime
 from pydantic import Field
 
 from kimi_k3 import __version__
-from kimi_k3.journal.models import SCHEMA_VERSION, Canary, CheckpointSummary, Ending, SupervisorRecord
+from kimi_k3.journal.models import (
+    SCHEMA_VERSION,
+    Canary,
+    CheckpointSummary,
+    EarlierStart,
+    Ending,
+    SupervisorRecord,
+)
 from kimi_k3.journal.reader import Journal
 from kimi_k3.sidecar.arithmetic import is_fresh, seconds_between, silent_nodes
 from kimi_k3.sidecar.conversion import served_lossy
@@ -39,6 +46,10 @@ class Deployment(View):
     versions: dict[str, str] = Field(description="Versions of what computes, by distribution.")
     canary: Canary | None = Field(description="The completion that proved that this start can answer.")
     ending: Ending | None = Field(description="How the start ended; null while it lives.")
+    previous: EarlierStart | None = Field(
+        description="How the start before went: its last phase, the one it had reached, its ending (null if "
+        "its supervisor was killed). Null if there was none."
+    )
 
 
 class ServedWeights(View):
@@ -184,6 +195,7 @@ def _deployment(supervisor: SupervisorRecord, now: datetime) -> Deployment:
         versions=supervisor.versions,
         canary=supervisor.canary,
         ending=supervisor.ending,
+        previous=supervisor.previous,
     )
 
 

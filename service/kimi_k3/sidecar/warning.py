@@ -121,8 +121,9 @@ SUPERVISOR_STALE = WarningKind(
 STATE_UNWRITABLE = WarningKind(
     "state-unwritable",
     Severity.CRITICAL,
-    "The state directory {why}: what is told here is as old as the last record, and whether the deployment "
-    "is ready is asked of the engine alone.",
+    "The state directory {why}: what is told here is as old as the last record. Whether a deployment that "
+    "was ready still is, is asked of the engine alone; one that starts is not taken for ready before it can "
+    "be written.",
     "Make room in it, or mount it writable; nothing has to be restarted.",
 )
 DEPLOYMENT_FAILED = WarningKind(

@@ -14,10 +14,11 @@ from kimi_k3.journal.models import (
     NODE_FILE_PATTERN,
     RANK_FILE_PATTERN,
     SUPERVISOR_FILE,
+    EarlierStart,
 )
 from kimi_k3.journal.reader import read_journal
 from kimi_k3.plan.launch import socket_dir
-from kimi_k3.supervisor.processes import PROC, Mark, end_processes, is_running
+from kimi_k3.supervisor.processes import PROC, Mark, end_processes, runs_since
 
 GRACE_SECONDS = 5.0
 """What processes nobody waits for any more get between SIGTERM and SIGKILL."""
@@ -34,15 +35,22 @@ STALE_PATTERNS = (
 )
 
 
-def clear_leftovers(state_dir: Path, *, report: Callable[[str], None]) -> None:
+def clear_leftovers(state_dir: Path, *, report: Callable[[str], None]) -> EarlierStart | None:
     """End the earlier start's processes and remove the engine's records of it.
+
+    Returns:
+        How it went; ``None`` if there was none, or nobody can read its record.
 
     Raises:
         OperatorError: a process does not end, or a file cannot be removed.
     """
     earlier = read_journal(state_dir).supervisor
     if earlier is not None:
-        if earlier.ending is None and is_running(earlier.pid) and _supervises(earlier.pid):
+        if (
+            earlier.ending is None
+            and runs_since(earlier.pid, earlier.updated_at)
+            and _supervises(earlier.pid)
+        ):
             # Its lock file was removed from under it, with the directory or by hand.
             raise OperatorError(
                 f"state directory {state_dir}: in use by another supervisor (pid {earlier.pid})",
@@ -74,6 +82,7 @@ def clear_leftovers(state_dir: Path, *, report: Callable[[str], None]) -> None:
             remedy="make it writable or give another --state-dir",
             exit_code=ExitCode.STATE,
         ) from None
+    return None if earlier is None else earlier.as_earlier()
 
 
 def _supervises(pid: int) -> bool:

@@ -77,6 +77,15 @@ def is_running(pid: int, *, proc: Path = PROC) -> bool:
     return _runs(stat_of(proc / str(pid)))
 
 
+def runs_since(pid: int, moment: datetime, *, proc: Path = PROC) -> bool:
+    """Whether ``pid`` is a running process that is not this one and ran at ``moment`` already.
+
+    Else it is another one that got its number: in a container each supervisor is process 1.
+    """
+    stat = stat_of(proc / str(pid))
+    return pid != os.getpid() and _runs(stat) and _ran_at(stat, moment, proc)
+
+
 def end_processes(mark: Mark, *, grace: float) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """SIGTERM every process of the start, after ``grace`` seconds SIGKILL, until none is left.
 
@@ -143,7 +152,11 @@ def _in_session(entry: Path, mark: Mark, proc: Path) -> bool:
     stat = stat_of(entry)
     if not _runs(stat) or int(stat[3]) != mark.session:
         return False
-    return mark.seen is None or _began(stat, proc) <= mark.seen.timestamp() + CLOCK_SECONDS
+    return mark.seen is None or _ran_at(stat, mark.seen, proc)
+
+
+def _ran_at(stat: list[str], moment: datetime, proc: Path) -> bool:
+    return _began(stat, proc) <= moment.timestamp() + CLOCK_SECONDS
 
 
 def _runs(stat: list[str]) -> bool:

@@ -16,7 +16,7 @@ from pathlib import Path
 from kimi_k3 import __version__
 from kimi_k3.checkpoint import Checkpoint, require_servable
 from kimi_k3.errors import ExitCode, OperatorError
-from kimi_k3.journal.models import CheckpointSummary, Notice, PlannedMemory, SupervisorRecord
+from kimi_k3.journal.models import CheckpointSummary, EarlierStart, Notice, PlannedMemory, SupervisorRecord
 from kimi_k3.journal.writer import now
 from kimi_k3.kernels.entry import CACHE
 from kimi_k3.kernels.installed import DISTRIBUTIONS, VLLM_DISTRIBUTIONS, find_version
@@ -125,11 +125,11 @@ def serve(
         held.enter_context(hold_lock(deployment.state_dir))
         if not deployment.headless:
             held.enter_context(hold_address(deployment.host, deployment.port))
-        clear_leftovers(deployment.state_dir, report=report)
+        previous = clear_leftovers(deployment.state_dir, report=report)
         machine = Machine()
         subject = subject_of(deployment, launch, checkpoint, machine=machine, wait_vram=wait)
         start = Start(
-            record=first_record(deployment, launch, checkpoint),
+            record=first_record(deployment, launch, checkpoint, previous),
             argv=launch.argv,
             state_dir=deployment.state_dir,
             socket_dir=deployment.socket_dir,
@@ -212,7 +212,9 @@ def _with_kernels(deployment: Deployment, report: Callable[[str], None]) -> dict
     return inherited
 
 
-def first_record(deployment: Deployment, launch: Launch, checkpoint: Checkpoint) -> SupervisorRecord:
+def first_record(
+    deployment: Deployment, launch: Launch, checkpoint: Checkpoint, previous: EarlierStart | None
+) -> SupervisorRecord:
     """The record with which a start begins."""
     moment = now()
     return SupervisorRecord(
@@ -243,6 +245,7 @@ def first_record(deployment: Deployment, launch: Launch, checkpoint: Checkpoint)
         start_timeout_seconds=deployment.start_timeout,
         planned=planned(deployment, launch, checkpoint),
         notices=_of_profile(deployment.profile),
+        previous=previous,
     )
 
 

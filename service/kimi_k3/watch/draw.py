@@ -92,6 +92,7 @@ def _body(picture: Picture, now: float) -> Iterator[RenderableType]:
     old = "" if picture.detailed is None else _age(now - picture.detailed)
     yield from (Text(f"- {reason.message}") for reason in told_reasons(picture))
     yield from _explanation(picture.status)
+    yield from _previous(picture.status)
     if picture.warnings is not None:
         yield from _warnings(picture.warnings)
     if picture.startup is not None:
@@ -114,6 +115,20 @@ def _explanation(status: Status | None) -> Iterator[Text]:
     if known.text is not None:
         where = "" if known.line is None else f"line {known.line}: "
         yield Text(f"  engine.log, {where}{known.text}", style="dim")
+
+
+def _previous(status: Status | None) -> Iterator[Text]:
+    """Why the start before failed, until this one serves: between two starts there is no other reason."""
+    previous = status.deployment.previous if status is not None and status.deployment is not None else None
+    if status is None or previous is None or status.phase not in STARTING or previous.phase is Phase.STOPPED:
+        return
+    ending = previous.ending
+    why = "its supervisor was killed" if ending is None else f"exit code {ending.exit_code}: {ending.reason}"
+    yield Text(f"- The start before, {previous.start_id}, ended in {previous.reached}: {why}", style="yellow")
+    if ending is not None and ending.explanation is not None:
+        yield Text(
+            f"  {ending.explanation.name}: {ending.explanation.cause}. To do: {ending.explanation.remedy}"
+        )
 
 
 def told_reasons(picture: Picture) -> list[Reason]:

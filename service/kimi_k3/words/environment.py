@@ -104,8 +104,9 @@ def misunderstood(prefix: str, error: ValidationError) -> OperatorError:
     """The error for the first variable below ``prefix`` whose value pydantic refused."""
     first = error.errors(include_url=False)[0]
     name = prefix + str(first["loc"][0]).upper()
+    why = first["msg"].removeprefix("Value error, ")
     return OperatorError(
-        f"environment variable {name}={os.environ.get(name, '')!r}: {first['msg']}",
+        f"environment variable {name}={os.environ.get(name, '')!r}: {why}",
         remedy="correct or unset it",
         exit_code=ExitCode.USAGE,
     )

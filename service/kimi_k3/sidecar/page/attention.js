@@ -12,6 +12,21 @@ function tokenView(state) {
     state.refused && h("p", { class: "trouble", role: "alert" }, "The sidecar does not accept this token."));
 }
 
+/** Why the start before failed, until this one serves: who comes between two starts sees no other reason. */
+function previousView(state, wall) {
+  const previous = state.status?.deployment?.previous;
+  if (!previous || previous.phase === "stopped" || !STARTING.includes(phaseOf(state))) return null;
+  const { ending } = previous;
+  const explanation = ending?.explanation;
+  return card("previous", "Why the start before failed",
+    h("article", { key: "previous", class: "matter warning" },
+      h("h3", {}, ending ? sentence(ending.reason) : "Its supervisor was killed, or its machine went down."),
+      explanation && h("p", {}, explanation.cause),
+      remedyView(explanation?.remedy),
+      h("p", { class: "quiet" }, `It had reached: ${phaseWord(previous.reached)}. `, ending ? `Exit code ${ending.exit_code}, ` : "Last heard of ",
+        moment(state, ending?.at ?? previous.updated_at, wall), ".")));
+}
+
 /** Why it failed: the ending first, then what single processes reported before they gave up. */
 function failuresView(state, wall) {
   const ending = state.status?.deployment?.ending;

@@ -32,6 +32,7 @@ function render() {
     stateView(state, now),
     tokenView(state),
     failuresView(state, wall),
+    previousView(state, wall),
     warningsView(state, wall, remembered()),
     ranksView(state),
     heatView(state),
