@@ -18,7 +18,7 @@ $(VENV)/.installed: requirements.lock requirements-dev.lock pyproject.toml scrip
 programs: ## Chromium, promtool and a Docker engine for the tests, where they may be installed
 	@scripts/programs
 
-demo: install ## make a tiny checkpoint, serve it, ask it one question; Ctrl-C ends it
+demo: install ## serve the miniature, ask it one question; Ctrl-C ends it
 	@$(BIN)/kimi-k3 demo
 
 replay: install ## a recorded start of 96 layers on 8 ranks, with the sidecar; ARGS="--speed 20" and more

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`kimi-k3 demo`: the whole product on a toy, from an empty directory to an answered question.
+"""`kimi-k3 demo`: the whole product on the miniature, from an empty directory to an answered question.
 
 It runs the very commands an operator would, `kimi-k3 serve` and `kimi-k3 sidecar`, and sees of them
-only what an operator sees: the sidecar's answers. The checkpoint, the journal and both processes are
-gone when it ends.
+only what an operator sees: the sidecar's answers. The journal and both processes are gone when it ends.
 """
 
 from __future__ import annotations
@@ -25,15 +24,15 @@ import httpx
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from kimi_k3.checkpoint import make_tiny_checkpoint
+from kimi_k3.checkpoint import MINIATURE
+from kimi_k3.checkpoint.shipped import QUESTION
 from kimi_k3.errors import ExitCode, OperatorError
 from kimi_k3.words.addresses import HOST
 from kimi_k3.words.environment import PREFIX
 from kimi_k3.words.phases import STARTING, Phase
 from kimi_k3.words.weights import Weights
 
-QUESTION = "What is a mixture of experts?"
-ANSWER_TOKENS = 48
+ANSWER_TOKENS = 160
 POLL_SECONDS = 0.3
 END_SECONDS = 60.0
 SHOWN = tuple(phase for phase in STARTING if phase not in (Phase.PENDING, Phase.DOWNLOADING, Phase.CAPTURING))
@@ -41,7 +40,7 @@ SHOWN = tuple(phase for phase in STARTING if phase not in (Phase.PENDING, Phase.
 
 
 def run_demo(*, weights: Weights, port: int, sidecar_port: int, once: bool) -> None:
-    """Make a tiny checkpoint, serve it, ask one question, stay until interrupted.
+    """Serve the miniature, ask one question, stay until interrupted.
 
     Args:
         weights: int4 shows a conversion; consent is given here, for a toy that is thrown away.
@@ -53,12 +52,11 @@ def run_demo(*, weights: Weights, port: int, sidecar_port: int, once: bool) -> N
     """
     console = Console(soft_wrap=True)
     with _directory() as directory, _sigterm_interrupts():
-        console.print("Making a tiny checkpoint in Kimi-K3's format (random weights, 8 layers, 15 MB) ...")
-        make_tiny_checkpoint(directory / "checkpoint")
+        console.print("The miniature: 12 million parameters in Kimi-K3's format, trained to answer a little.")
         if weights.lossy:
             console.print(
                 "Its MXFP4 experts will be converted to int4, which is lossy; the demo accepts that for this "
-                "throw-away checkpoint (--weights mxfp4 serves them exactly)."
+                "toy (--weights mxfp4 serves them exactly)."
             )
         port = _free(port)
         sidecar_port = _free(sidecar_port, taken=port)
@@ -66,7 +64,7 @@ def run_demo(*, weights: Weights, port: int, sidecar_port: int, once: bool) -> N
         with (
             (directory / "serve.log").open("wb") as log,
             _child(
-                *("serve", directory / "checkpoint", "--profile", "cpu-tiny", "--weights", weights.value),
+                *("serve", MINIATURE, "--profile", "cpu-tiny", "--weights", weights.value),
                 *("--accept-lossy", "--host", HOST, "--port", port, "--state-dir", state_dir),
                 log=log,
             ) as supervisor,
@@ -142,8 +140,8 @@ def _ask(console: Console, engine: str, weights: Weights) -> None:
     text = answer["choices"][0]["message"]["content"]
     console.print("Answer:   ", text, sep="", markup=False, highlight=False)
     console.print(
-        f"({answer['usage']['completion_tokens']} tokens in {seconds:.1f} s from {weights} experts on a CPU. "
-        "The weights are random, so the words are noise: what is real is the way they came.)",
+        f"({answer['usage']['completion_tokens']} tokens in {seconds:.1f} s from {weights} experts on a CPU; "
+        "it also counts days and dates, sorts numbers and finds codes in notes)",
         style="dim",
     )
     console.print()
@@ -169,7 +167,6 @@ def _directory() -> Iterator[Path]:
     try:
         yield directory
     except OperatorError:
-        shutil.rmtree(directory / "checkpoint", ignore_errors=True)
         raise
     except BaseException:
         shutil.rmtree(directory, ignore_errors=True)

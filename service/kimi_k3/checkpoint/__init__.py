@@ -22,10 +22,12 @@ from kimi_k3.checkpoint.inspection import (
 )
 from kimi_k3.checkpoint.layout import ExpertShape, TensorSpec, all_tensors, expert_shape
 from kimi_k3.checkpoint.problem import Problem, ProblemKind
+from kimi_k3.checkpoint.shipped import MINIATURE
 from kimi_k3.checkpoint.tiny import make_tiny_checkpoint
 
 __all__ = [
     "ARCHITECTURE",
+    "MINIATURE",
     "QUANT_FORMAT",
     "Checkpoint",
     "ExpertShape",
