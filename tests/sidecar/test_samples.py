@@ -170,7 +170,7 @@ def test_plan_and_stall() -> None:
 
 @pytest.mark.parametrize("last", [Phase.FAILED, Phase.STOPPED])
 def test_what_has_ended_does_not_stall(last: Phase) -> None:
-    """A hang ends the start and stays in its record: the alert would fire until the next one, for no engine."""
+    """A hang that ended the start stays in its record; the alert would fire until the next one."""
     hung = supervisor(stalled_since=at(10), phases=phases(last))
     assert values(journal(hung))[("kimi_k3_engine_stalled",)] == 0
 
