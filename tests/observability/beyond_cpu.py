@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A server that tells what vLLM tells of speculative decoding, by vLLM's own class: no draft runs on a CPU.
+"""A server that tells what vLLM tells where it drafts and shares prefixes, which the CPU's engine does not.
 
-``python -m tests.observability.drafts PORT`` counts until its input is closed: of two drafted tokens one is
-accepted.
+``python -m tests.observability.beyond_cpu PORT`` counts until its input is closed: of two drafted tokens one is
+accepted (by vLLM's own class), and of four tokens of a prompt three are found (counters of vLLM's names).
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ TOKENS = 2
 """Drafted at a time, as in the profile ep8-dspark."""
 
 STEP_SECONDS = 0.1
+LABELS = ("model_name", "engine")
+ENGINE = ("kimi-k3", "0")
 
 
 def main() -> None:
@@ -25,12 +27,18 @@ def main() -> None:
     from vllm.v1.spec_decode.metrics import SpecDecodingProm, SpecDecodingStats
 
     drafting = SimpleNamespace(num_speculative_tokens=TOKENS)
-    told = SpecDecodingProm(drafting, ["model_name", "engine"], {0: ["kimi-k3", "0"]})  # type: ignore[arg-type]
+    told = SpecDecodingProm(drafting, list(LABELS), {0: list(ENGINE)})
+    asked, found = (
+        prometheus_client.Counter(f"vllm:prefix_cache_{what}", "Tokens.", LABELS).labels(*ENGINE)
+        for what in ("queries", "hits")
+    )
     prometheus_client.start_http_server(int(sys.argv[1]), addr="127.0.0.1")
     while not select.select([sys.stdin], [], [], STEP_SECONDS)[0]:
         step = SpecDecodingStats.new(TOKENS)
         step.observe_draft(num_draft_tokens=TOKENS, num_accepted_tokens=1)
         told.observe(step)
+        asked.inc(4)
+        found.inc(3)
 
 
 if __name__ == "__main__":
