@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A server that tells what vLLM tells where it drafts and shares prefixes, which the CPU's engine does not.
 
-``python -m tests.observability.beyond_cpu PORT`` counts until its input is closed: of two drafted tokens one is
-accepted (by vLLM's own class), and of four tokens of a prompt three are found (counters of vLLM's names).
+``python -m tests.observability.beyond_cpu PORT`` counts until its input is closed: of two drafted tokens one
+is accepted (by vLLM's own class), and of four tokens of a prompt three are found (counters of vLLM's names).
 """
 
 from __future__ import annotations

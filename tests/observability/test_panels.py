@@ -96,7 +96,7 @@ BEYOND_CPU = (
     "Accepted tokens of a draft",
     "Drafted tokens",
 )
-"""Panels of *Serving* that the CPU's engine leaves empty: it shares no prefixes, and there is no draft model."""
+"""Panels of *Serving* that the CPU's engine leaves empty: it shares no prefixes, and has no draft."""
 
 
 @dataclass(frozen=True)
