@@ -7,8 +7,10 @@ is accepted (by vLLM's own class), and of four tokens of a prompt three are foun
 
 from __future__ import annotations
 
+import http.server
 import select
 import sys
+import threading
 from types import SimpleNamespace
 
 import prometheus_client
@@ -19,6 +21,19 @@ TOKENS = 2
 STEP_SECONDS = 0.1
 LABELS = ("model_name", "engine")
 ENGINE = ("kimi-k3", "0")
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    """Plain text, as vLLM's; the client's own server would rename ``vllm:`` for a Prometheus that asks so."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", prometheus_client.CONTENT_TYPE_LATEST)
+        self.end_headers()
+        self.wfile.write(prometheus_client.generate_latest())
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
 
 
 def main() -> None:
@@ -32,7 +47,8 @@ def main() -> None:
         prometheus_client.Counter(f"vllm:prefix_cache_{what}", "Tokens.", LABELS).labels(*ENGINE)
         for what in ("queries", "hits")
     )
-    prometheus_client.start_http_server(int(sys.argv[1]), addr="127.0.0.1")
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
     while not select.select([sys.stdin], [], [], STEP_SECONDS)[0]:
         step = SpecDecodingStats.new(TOKENS)
         step.observe_draft(num_draft_tokens=TOKENS, num_accepted_tokens=1)
