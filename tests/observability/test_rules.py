@@ -239,6 +239,42 @@ def test_the_chart_renders_them_for_its_release(release: str, tmp_path: Path) ->
         promtool("check", "rules", tmp_path / "rules.yaml")
 
 
+def waiting(served: bool) -> dict[str, str]:
+    """Series of a sidecar that nobody reports to from the first minute on, and of one that served before."""
+    own = {
+        'kimi_k3_build_info{instance="a-2:8001"}': "_ 1+0x300",
+        'process_start_time_seconds{instance="a-2:8001"}': "_ 60+0x300",
+    }
+    return own | ({'kimi_k3_ready{instance="a-1:8001"}': "1 stale"} if served else {})
+
+
+@needs_promtool
+@pytest.mark.parametrize(("served", "fires"), [(False, 181), (True, 61)], ids=["first", "again"])
+def test_a_download_is_waited_for(served: bool, fires: int, tmp_path: Path) -> None:
+    """Two hours of download and one more; but what served within a day has its checkpoint already."""
+    found = rendered_rules("a", DOWNLOAD)
+    (tmp_path / "rules.yaml").write_text(yaml.safe_dump({"groups": found}))
+    labels = f'alertname="KimiK3NoStart", namespace="{NAMESPACE}", release="a", instance="a-2:8001"'
+    alert = {"labels": f'ALERTS{{{labels}, alertstate="firing", severity="warning"}}', "value": 1}
+    expr = 'ALERTS{alertname="KimiK3NoStart", alertstate="firing"}'
+    case = {
+        "rule_files": [str(tmp_path / "rules.yaml")],
+        "evaluation_interval": "1m",
+        "tests": [
+            {
+                "interval": "1m",
+                "input_series": [series(name, values, "a") for name, values in waiting(served).items()],
+                "promql_expr_test": [
+                    {"expr": expr, "eval_time": f"{fires - 1}m", "exp_samples": []},
+                    {"expr": expr, "eval_time": f"{fires}m", "exp_samples": [alert]},
+                ],
+            }
+        ],
+    }
+    (tmp_path / "test.yaml").write_text(yaml.safe_dump(case, width=1000))
+    promtool("test", "rules", tmp_path / "test.yaml")
+
+
 OF_PODS = {
     "ep8": ("{}-7d9f8b6c5-x2x4z", "{}-b-7d9f8b6c5-x2x4z", "{}-download-0a1b2c3d-x2x4z"),
     "pp2-tp8": ("{}-nodes-0-1", "{}-b-nodes-0-1", "{}-nodes-b-nodes-0-1"),
@@ -261,8 +297,10 @@ def test_gpus_of_a_release_whose_name_begins_another_ones(profile: str, release:
     )
     case = {
         "rule_files": [str(tmp_path / "rules.yaml")],
+        "evaluation_interval": "1m",
         "tests": [
             {
+                "interval": "1m",
                 "input_series": [{"series": each, "values": "0+0x9"} for each in broken],
                 "promql_expr_test": [
                     {
