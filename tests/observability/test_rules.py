@@ -327,7 +327,8 @@ def test_no_gpu_alert_unless_asked_for() -> None:
 
 def test_what_an_operator_may_change() -> None:
     """Each of the chart's replacements meets something, and nothing of the default is left."""
-    given: dict[str, Any] = {"timeToFirstToken": OBJECTIVE, "runbookUrl": "https://wiki.example/runbook", **GPU_VALUES}
+    wiki = "https://wiki.example/runbook"
+    given: dict[str, Any] = {"timeToFirstToken": OBJECTIVE, "runbookUrl": wiki, **GPU_VALUES}
     text = in_blocks(rendered_rules("a", DOWNLOAD, **given))
     default = in_blocks(rendered_rules("a", gpus={"enabled": True}))
     for old, new in (
