@@ -19,7 +19,19 @@ from dashboards.parts import (
     rows,
     timeline,
 )
-from dashboards.series import RELEASE, equal, least, most, ours, phase_number, quantile, rate, server, total
+from dashboards.series import (
+    ENGINE,
+    RELEASE,
+    equal,
+    first_nodes,
+    most,
+    ours,
+    phase_number,
+    quantile,
+    rate,
+    server,
+    total,
+)
 from kimi_k3.sidecar import metrics as m
 
 NAME = "{{namespace}} {{release}}"
@@ -50,10 +62,12 @@ def _now() -> list[Builder]:
         ),
         number(
             "Ready",
-            now(f"sum({least(RELEASE, ours(m.READY))})"),
-            about="Of these, the ones that traffic may come to.",
+            now(f"sum({first_nodes(ours(m.READY))})", "ready"),
+            now(f"count({first_nodes(ours(m.BUILD))})", "engines"),
+            about="Engines that traffic may come to, and all: a release has one for each replica, on however "
+            "many nodes.",
             unit="none",
-            empty="No engine has been asked yet.",
+            empty="No sidecar is scraped.",
             width=6,
         ),
         number(
@@ -81,7 +95,7 @@ def _states() -> list[Builder]:
     return [
         timeline(
             "Phases",
-            over_time(phase_number(), "{{namespace}} {{release}} {{instance}}"),
+            over_time(phase_number(), f"{NAME} {{{{instance}}}}"),
             about="The phase of each node of each release.",
             empty=f"No supervisor has reported. {NOT_THERE}",
             width=14,
@@ -90,8 +104,8 @@ def _states() -> list[Builder]:
         ),
         timeline(
             "Ready over time",
-            over_time(least(RELEASE, ours(m.READY)), NAME),
-            about="Whether traffic may come.",
+            over_time(most(ENGINE, first_nodes(ours(m.READY))), f"{NAME} {{{{instance}}}}"),
+            about="Whether traffic may come to each engine.",
             empty=NOT_ASKED,
             width=10,
             height=8,

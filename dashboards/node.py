@@ -19,7 +19,7 @@ from dashboards.parts import (
     timeline,
     written,
 )
-from dashboards.series import PREFIX, RELEASE, gpu, least, most, ours, total
+from dashboards.series import ENGINE, PREFIX, RELEASE, gpu, least, most, ours, total
 from kimi_k3.sidecar import metrics as m
 
 SILENT = "AMD's device-metrics-exporter is not scraped, or has another prefix (above)."
@@ -27,7 +27,6 @@ NO_GROUP = "The sidecar is in no control group whose memory is counted."
 HOST = "hostname"
 GPU = "hostname, gpu_id, gpu_partition_id"
 NAME = "{{hostname}} {{gpu_id}}.{{gpu_partition_id}}"
-MACHINE = f"{RELEASE}, instance"
 HELD_BACK = {
     "processor_hot": "processor",
     "ppt": "power limit",
@@ -138,32 +137,35 @@ def _gpus() -> list[Builder]:
         lines(
             "Power of each GPU",
             over_time(most(GPU, gpu("gpu_package_power")), NAME),
-            about="Of the whole package.",
+            about="Of the whole package. One that takes little while the others take much waits, or hangs.",
             unit="watt",
             empty=SILENT,
-            width=8,
-            height=6,
+            width=10,
+            height=7,
+            many=True,
         ),
         lines(
             "Temperature",
-            over_time(most(GPU, gpu("gpu_junction_temperature")), f"{NAME} hottest spot"),
-            over_time(most(GPU, gpu("gpu_memory_temperature")), f"{NAME} memory"),
-            about="Hottest spot of the chip, and its memory.",
+            over_time(most(HOST, gpu("gpu_junction_temperature")), "{{hostname}} chip"),
+            over_time(most(HOST, gpu("gpu_memory_temperature")), "{{hostname}} memory"),
+            about="Hottest spot of any chip of a host, and of its memory.",
             unit="celsius",
             empty=SILENT,
-            width=8,
-            height=6,
+            width=7,
+            height=7,
         ),
         lines(
             "Activity",
-            over_time(most(GPU, gpu("gpu_gfx_activity")), f"{NAME} compute"),
-            over_time(most(GPU, gpu("gpu_umc_activity")), f"{NAME} memory"),
-            about="Share of the time in which the compute engine, or the memory's controller, is busy. One "
-            "GPU that is idle while the others are busy waits, or hangs.",
+            over_time(most(HOST, gpu("gpu_gfx_activity")), "{{hostname}} busiest"),
+            over_time(least(HOST, gpu("gpu_gfx_activity")), "{{hostname}} idlest"),
+            over_time(most(HOST, gpu("gpu_umc_activity")), "{{hostname}} memory, busiest"),
+            about="Share of the time in which the compute engine of the busiest GPU of a host, and of the "
+            "idlest, works; and the busiest memory controller. Where the two are far apart one GPU waits, or "
+            "hangs: the one that takes little power.",
             unit="percent",
             empty=SILENT,
-            width=8,
-            height=6,
+            width=7,
+            height=7,
             whole=100,
         ),
     ]
@@ -185,14 +187,18 @@ def _errors() -> list[Builder]:
             empty=SILENT,
             width=12,
             height=6,
+            many=True,
         ),
         lines(
             "Held back",
             *(
-                over_time(most(GPU, gpu(f"gpu_violation_{part}_residency_percentage")), f"{NAME} {word}")
+                over_time(
+                    most(HOST, gpu(f"gpu_violation_{part}_residency_percentage")), f"{{{{hostname}}}} {word}"
+                )
                 for part, word in HELD_BACK.items()
             ),
-            about="Share of the time in which power or heat held a GPU back, and where.",
+            about="Share of the time in which power or heat held a GPU back, and where: of each host the GPU "
+            "for which it is longest.",
             unit="percent",
             empty=f"{SILENT} Or the GPUs do not tell.",
             width=12,
@@ -213,7 +219,7 @@ def _machine() -> list[Builder]:
     return [
         lines(
             "Memory of the machine",
-            *(over_time(most(MACHINE, ours(metric)), f"{named} {word}") for word, metric in host.items()),
+            *(over_time(most(ENGINE, ours(metric)), f"{named} {word}") for word, metric in host.items()),
             about="By the sidecar: all, what is to be had without swapping, and shared memory (tmpfs), in "
             "which ranks exchange data.",
             unit="bytes",
@@ -223,8 +229,9 @@ def _machine() -> list[Builder]:
         ),
         lines(
             "Memory of the control group",
-            *(over_time(most(MACHINE, ours(metric)), f"{named} {word}") for word, metric in group.items()),
-            about="Of the sidecar's own control group: in a container, the container's.",
+            *(over_time(most(ENGINE, ours(metric)), f"{named} {word}") for word, metric in group.items()),
+            about="Of the sidecar's own control group. Where it has a container of its own, as in Kubernetes "
+            "and compose, that is not the engine's, whose memory nothing here counts.",
             unit="bytes",
             empty=NO_GROUP,
             width=10,
@@ -233,10 +240,13 @@ def _machine() -> list[Builder]:
         number(
             "Killed for memory",
             now(total(RELEASE, f"increase({ours(m.CGROUP_OOM_KILLS)}[1h])"), "{{release}}"),
-            about="Processes of the sidecar's control group that the kernel killed in the last hour.",
+            about="Processes of the sidecar's own control group that the kernel killed in the last hour. The "
+            "engine's are among them only where both are in one container; else the orchestrator tells "
+            "(OOMKilled).",
             unit="none",
             empty="Nothing is counted here.",
             width=4,
+            height=6,
             limits={0.5: "red"},
         ),
     ]

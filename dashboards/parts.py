@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from grafana_foundation_sdk.builders import (
-    barchart,
     bargauge,
     common,
     prometheus,
@@ -25,6 +24,7 @@ from grafana_foundation_sdk.models import common as kinds
 from grafana_foundation_sdk.models import dashboard as models
 from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 
+from dashboards.series import ONES, TENS
 from kimi_k3.sidecar import metrics as m
 from kimi_k3.words.phases import Phase
 
@@ -49,9 +49,12 @@ PHASE_COLOURS = {
     Phase.FAILED: "red",
 }
 
-Builder = stat.Panel | bargauge.Panel | barchart.Panel | timeseries.Panel | statetimeline.Panel | table.Panel
+Builder = stat.Panel | bargauge.Panel | timeseries.Panel | statetimeline.Panel | table.Panel
 Words = Mapping[int, tuple[str, str]]
 """What a number is shown as: a word and a colour."""
+
+NOTHING = "-"
+"""What stands in a table's cell for a label that is empty."""
 
 NO_YES: Words = {0: ("no", "orange"), 1: ("yes", "green")}
 PHASES: Words = {phase.position: (phase.value, PHASE_COLOURS[phase]) for phase in Phase}
@@ -83,6 +86,7 @@ def number(
     unit: str,
     empty: str,
     width: int,
+    height: int = 4,
     words: Words | None = None,
     limits: Mapping[float, str] | None = None,
     named: bool = False,
@@ -97,7 +101,7 @@ def number(
     shown = kinds.BigValueTextMode.VALUE_AND_NAME if named else kinds.BigValueTextMode.AUTO
     panel = stat.Panel().graph_mode(kinds.BigValueGraphMode.NONE).text_mode(shown)
     panel = panel.reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]))
-    return _dressed(panel, title, queries, about, unit, empty, width, 4, words, limits)
+    return _dressed(panel, title, queries, about, unit, empty, width, height, words, limits)
 
 
 def bars(
@@ -129,10 +133,14 @@ def lines(
     width: int,
     height: int,
     whole: float | None = None,
+    many: bool = False,
 ) -> Builder:
-    """A line over time for each series, from 0 on."""
+    """A line over time for each series, from 0 on; of ``many`` the legend is a table to scroll in."""
     legend = common.VizLegendOptions().show_legend(True).placement(kinds.LegendPlacement.BOTTOM)
     legend = legend.display_mode(kinds.LegendDisplayMode.LIST)
+    if many:
+        legend = legend.display_mode(kinds.LegendDisplayMode.TABLE).placement(kinds.LegendPlacement.RIGHT)
+        legend = legend.calcs(["lastNotNull"]).sort_by("Last *").sort_desc(True)
     panel = timeseries.Panel().legend(legend).min(0).fill_opacity(5)
     panel = panel.tooltip(common.VizTooltipOptions().mode(kinds.TooltipDisplayMode.MULTI))
     if whole is not None:
@@ -179,10 +187,14 @@ def rows(
         id_val="organize", options={"indexByName": shown, "renameByName": dict(columns), "excludeByName": {}}
     )
     panel = table.Panel().with_transformation(chosen).with_transformation(ordered)
+    # Grafana writes the sentence for an empty panel into each cell of an empty label, too.
+    panel = panel.override_by_field_type(
+        "string", [models.DynamicConfigValue(id_val="noValue", value=NOTHING)]
+    )
     return _dressed(panel, title, (of,), about, unit, empty, width, height)
 
 
-def matrix(
+def by_ten(
     title: str,
     of: prometheus.Dataquery,
     *,
@@ -191,18 +203,43 @@ def matrix(
     empty: str,
     width: int,
     height: int,
-    row: str,
-    column: str,
+    reddest: float,
+    decimals: int,
 ) -> Builder:
-    """A group of bars for each value of the label ``row``, a number, of a bar for each of ``column``."""
-    steps = [
-        ("convertFieldType", {"conversions": [{"targetField": row, "destinationType": "number"}]}),
-        ("sortBy", {"sort": [{"field": row}]}),
-        ("convertFieldType", {"conversions": [{"targetField": row, "destinationType": "string"}]}),
-        ("groupingToMatrix", {"rowField": row, "columnField": column, "valueField": "Value"}),
+    """A heat map of numbered things: a cell for each, ten in a row, from green at 0 to red.
+
+    Args:
+        of: a table of values by :data:`~dashboards.series.TENS` and :data:`~dashboards.series.ONES`.
+        reddest: from this value on a cell is as red as can be.
+    """
+    number_of = {"targetField": TENS, "destinationType": "number"}
+    cell = f"{TENS}\\{ONES}"
+    titles = {cell: "from"} | {str(digit): f"+{digit}" for digit in range(10)}
+    order = {name: place for place, name in enumerate(titles)}
+    steps: list[tuple[str, dict[str, object]]] = [
+        ("convertFieldType", {"conversions": [number_of]}),
+        ("sortBy", {"sort": [{"field": TENS}]}),
+        ("convertFieldType", {"conversions": [number_of | {"destinationType": "string"}]}),
+        (
+            "groupingToMatrix",
+            {"rowField": TENS, "columnField": ONES, "valueField": "Value", "emptyValue": "null"},
+        ),
+        ("organize", {"indexByName": order, "renameByName": titles, "excludeByName": {}}),
     ]
-    panel = barchart.Panel().x_field(f"{row}\\{column}").x_tick_label_spacing(100).min(0)
-    panel = panel.legend(common.VizLegendOptions().show_legend(True))
+    nothing = models.ValueMappingResult(text=" ", color="transparent", index=0)
+    blank = models.DashboardSpecialValueMapOptions(match=models.SpecialValueMatch.NULL, result=nothing)
+    panel = table.Panel().cell_height(kinds.TableCellHeight.SM).min(0).max(reddest).decimals(decimals)
+    panel = panel.min_width(50).cell_options(kinds.TableColoredBackgroundCellOptions())
+    panel = panel.color_scheme(builders.FieldColor().mode(models.FieldColorModeId.CONTINUOUS_GR_YL_RD))
+    panel = panel.mappings([models.SpecialValueMap(options=blank)])
+    plain = {"type": kinds.TableCellDisplayMode.AUTO.value}
+    panel = panel.override_by_field_type(
+        "string",
+        [
+            models.DynamicConfigValue(id_val="custom.cellOptions", value=plain),
+            models.DynamicConfigValue(id_val="decimals", value=0),
+        ],
+    )
     for name, options in steps:
         panel = panel.with_transformation(models.DataTransformerConfig(id_val=name, options=options))
     return _dressed(panel, title, (of,), about, unit, empty, width, height)
@@ -232,7 +269,7 @@ def _dressed(
         panel = panel.mappings([models.ValueMap(options=results)])
     steps = [models.Threshold(value=None, color="green")]
     steps += [models.Threshold(value=value, color=colour) for value, colour in (limits or {}).items()]
-    if not isinstance(panel, table.Panel | timeseries.Panel | barchart.Panel):
+    if not isinstance(panel, table.Panel | timeseries.Panel):
         by_limit = builders.FieldColor().mode(models.FieldColorModeId.THRESHOLDS)
         panel = panel.color_scheme(by_limit).thresholds(
             builders.ThresholdsConfig().mode(models.ThresholdsMode.ABSOLUTE).steps(steps)

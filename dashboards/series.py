@@ -11,11 +11,17 @@ from kimi_k3.words.phases import Phase
 RELEASE = "namespace, release"
 """Labels of one deployment: Prometheus sets them on every series of ours and of vLLM's."""
 
+ENGINE = "namespace, release, instance"
+"""Labels of one sidecar: of one engine, or of one node of it."""
+
 MODEL = "namespace, release, model_name, engine"
 """Labels of one of vLLM's engines."""
 
 PREFIX = "${prefix}"
 RATE = "$__rate_interval"
+TENS, ONES = "tens", "ones"
+"""Labels that :func:`split` makes."""
+
 QUANTILES = (0.5, 0.95, 0.99)
 
 
@@ -74,11 +80,28 @@ def rate(by: str, counter: str) -> str:
     return total(by, f"rate({counter}[{RATE}])")
 
 
+def part(numerator: str, denominator: str) -> str:
+    """One of the other; nothing, not NaN, where the other is 0."""
+    return f"{numerator} / {denominator} >= 0"
+
+
+def first_nodes(series: str) -> str:
+    """Of engines: of several nodes the first one's sidecar tells of the engine, others of their machines."""
+    others = ours(m.INFO, 'node!="0"')
+    return f"{series} unless on ({ENGINE}) {others}"
+
+
+def split(label: str, series: str) -> str:
+    """A label that is a number as two: :data:`TENS` is 40 for 47, and :data:`ONES` is 7."""
+    tens = f'label_replace({series}, "{TENS}", "${{1}}0", "{label}", "(.*).")'
+    return f'label_replace({tens}, "{ONES}", "$1", "{label}", ".*(.)")'
+
+
 def phase_number() -> str:
     """The present phase as its position, by release and instance: a state timeline shows numbers as words."""
     of_phase = {phase: ours(m.PHASE, equal("kimi_k3_phase", phase)) for phase in Phase}
     terms = " or ".join(f"{phase.position} * {series}" for phase, series in of_phase.items())
-    return total(f"{RELEASE}, instance", terms)
+    return total(ENGINE, terms)
 
 
 def _series(name: str, variables: str, matchers: tuple[str, ...]) -> str:

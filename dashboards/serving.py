@@ -13,6 +13,7 @@ from dashboards.series import (
     any_of,
     most,
     ours,
+    part,
     quantile,
     rate,
     server,
@@ -22,6 +23,7 @@ from dashboards.series import (
 from kimi_k3.sidecar import metrics as m
 
 SILENT = "vLLM tells nothing: it does not serve yet, is not scraped, or has no such model or engine."
+NO_DRAFT = "No draft: the profile has no speculative decoding, or vLLM does not serve yet."
 IDLE = "No request in this time, or vLLM does not serve yet."
 NAME = "{{release}} {{model_name}}/{{engine}}"
 RUNNING, WAITING, CACHE = "num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"
@@ -37,7 +39,7 @@ def dashboard() -> Dashboard:
             choice("model_name", "Model", f"vllm:{RUNNING}"),
             choice("engine", "Engine", f"vllm:{RUNNING}"),
         ],
-        [*_now(), *_latencies(), *_load(), *_outcomes()],
+        [*_now(), *_latencies(), *_load(), *_drafts(), *_outcomes()],
     )
 
 
@@ -170,11 +172,59 @@ def _load() -> list[Builder]:
             height=6,
         ),
         lines(
+            "Found in the prefix cache",
+            over_time(part(rate(MODEL, hits), rate(MODEL, asked)), NAME),
+            about="Of the tokens that were looked for in the prefix cache, the share that was there.",
+            unit="percentunit",
+            empty="Nothing was looked for: no request in this time, or the profile has no prefix caching.",
+            width=8,
+            height=6,
+            whole=1,
+        ),
+        lines(
             "Preemptions",
             over_time(rate(MODEL, vllm("num_preemptions_total")), NAME),
             about="Requests in a second that lost their place in the cache to others and start again.",
             unit="cps",
             empty=SILENT,
+            width=8,
+            height=6,
+        ),
+    ]
+
+
+def _drafts() -> list[Builder]:
+    rounds, drafted, accepted = (
+        rate(MODEL, vllm(f"spec_decode_num_{what}_total"))
+        for what in ("drafts", "draft_tokens", "accepted_tokens")
+    )
+    return [
+        lines(
+            "Accepted of the draft",
+            over_time(part(accepted, drafted), NAME),
+            about="Of the tokens that the draft model proposed, the share that the model accepted.",
+            unit="percentunit",
+            empty=NO_DRAFT,
+            width=8,
+            height=6,
+            whole=1,
+        ),
+        lines(
+            "Accepted tokens of a draft",
+            over_time(part(accepted, rounds), NAME),
+            about="Tokens that a step of the model gains by the draft, beside the one that it makes itself.",
+            unit="none",
+            empty=NO_DRAFT,
+            width=8,
+            height=6,
+        ),
+        lines(
+            "Drafted tokens",
+            over_time(drafted, f"{NAME} drafted"),
+            over_time(accepted, f"{NAME} accepted"),
+            about="Tokens in a second that the draft model proposed, and those that the model accepted.",
+            unit="cps",
+            empty=NO_DRAFT,
             width=8,
             height=6,
         ),
@@ -194,7 +244,7 @@ def _outcomes() -> list[Builder]:
             about="How requests ended: at a stop or at their length, by an error, or given up by the client.",
             unit="reqps",
             empty=SILENT,
-            width=8,
+            width=6,
             height=6,
         ),
         lines(
@@ -203,7 +253,7 @@ def _outcomes() -> list[Builder]:
             about="By status. Refused requests (4xx) never reach the engine: no other panel counts them.",
             unit="reqps",
             empty=IDLE,
-            width=8,
+            width=6,
             height=6,
         ),
         lines(
@@ -214,7 +264,7 @@ def _outcomes() -> list[Builder]:
             about="For a place (capacity), or for something else that is not ready yet (deferred).",
             unit="none",
             empty=SILENT,
-            width=8,
+            width=6,
             height=6,
         ),
         lines(
@@ -223,7 +273,7 @@ def _outcomes() -> list[Builder]:
             about="Requests in a second that a limit of the queue kept out (--max-num-queued-reqs, -tokens).",
             unit="reqps",
             empty=SILENT,
-            width=8,
+            width=6,
             height=6,
         ),
         _lengths("Length of prompts", "request_prompt_tokens", "Tokens of a request's prompt."),

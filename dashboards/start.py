@@ -12,8 +12,8 @@ from dashboards.parts import (
     Builder,
     bars,
     board,
+    by_ten,
     lines,
-    matrix,
     now,
     number,
     of_releases,
@@ -22,15 +22,35 @@ from dashboards.parts import (
     rows,
     timeline,
 )
-from dashboards.series import RELEASE, any_of, equal, least, most, ours, phase_number, total
+from dashboards.series import (
+    ENGINE,
+    ONES,
+    RELEASE,
+    TENS,
+    any_of,
+    equal,
+    first_nodes,
+    least,
+    most,
+    ours,
+    part,
+    phase_number,
+    split,
+    total,
+)
 from kimi_k3.errors import ExitCode
 from kimi_k3.sidecar import metrics as m
 from kimi_k3.words.phases import STARTING
+from kimi_k3.words.weights import Projection, ScaleRule
 
 NOBODY = f"No supervisor has reported. {NOT_THERE}"
 NO_RANK = "No rank has reported yet."
 NO_CONVERSION = "Nothing is converted: no rank has begun to, or the weights stay as they are."
-RANK = f"{RELEASE}, rank"
+RANK = f"{ENGINE}, rank"
+NAME, RANK_NAME = "{{release}} {{instance}}", "{{release}} {{instance}} {{rank}}"
+"""Of several replicas each has a sidecar, and ranks from 0 on."""
+
+REDDEST = max(rule.limit_relative_mse for rule in ScaleRule)
 ENDINGS = {code.value: (code.name.lower().replace("_", " "), "red" if code else "green") for code in ExitCode}
 
 
@@ -46,11 +66,11 @@ def dashboard() -> Dashboard:
 
 def _now() -> list[Builder]:
     budget_left = f"{ours(m.START)} + {ours(m.START_BUDGET)} - time()"
-    starting = most(RELEASE, ours(m.PHASE, any_of("kimi_k3_phase", STARTING)))
+    starting = most(ENGINE, ours(m.PHASE, any_of("kimi_k3_phase", STARTING)))
     return [
         number(
             "Phase",
-            now(phase_number(), "{{release}} {{instance}}"),
+            now(phase_number(), NAME),
             about="The phase that each node is in.",
             unit="none",
             empty="No supervisor has reported.",
@@ -59,8 +79,8 @@ def _now() -> list[Builder]:
         ),
         number(
             "Ready",
-            now(least(RELEASE, ours(m.READY)), "{{release}}"),
-            about="Whether traffic may come: the engine is healthy and has answered in this start.",
+            now(most(ENGINE, first_nodes(ours(m.READY))), NAME),
+            about="Whether traffic may come to each engine: it is healthy and has answered in this start.",
             unit="none",
             empty="Engine not asked yet.",
             width=3,
@@ -68,7 +88,7 @@ def _now() -> list[Builder]:
         ),
         number(
             "In this phase for",
-            now(f"time() - {most(RELEASE, ours(m.PHASE_STARTED))}", "{{release}}"),
+            now(f"time() - {most(ENGINE, ours(m.PHASE_STARTED))}", NAME),
             about="Time since the present phase began.",
             unit="s",
             empty="No phase has begun.",
@@ -76,7 +96,7 @@ def _now() -> list[Builder]:
         ),
         number(
             "Left of this phase",
-            now(most(RELEASE, ours(m.PHASE_REMAINING)), "{{release}}"),
+            now(most(ENGINE, ours(m.PHASE_REMAINING)), NAME),
             about="Until the end of the present phase, at the rate measured in it.",
             unit="s",
             empty="Cannot be told (yet).",
@@ -84,7 +104,7 @@ def _now() -> list[Builder]:
         ),
         number(
             "Left of the start's budget",
-            now(f"{most(RELEASE, budget_left)} and on ({RELEASE}) {starting} == 1", "{{release}}"),
+            now(f"{most(ENGINE, budget_left)} and on ({ENGINE}) {starting} == 1", NAME),
             about="Until the supervisor ends the start because it took longer than --start-timeout.",
             unit="s",
             empty="No start is under way.",
@@ -116,7 +136,7 @@ def _phases() -> list[Builder]:
     return [
         timeline(
             "Phases",
-            over_time(phase_number(), "{{release}} {{instance}}"),
+            over_time(phase_number(), NAME),
             about="The phase of each node over time.",
             empty=NOBODY,
             width=14,
@@ -139,8 +159,9 @@ def _ranks() -> list[Builder]:
     return [
         bars(
             "Read of the checkpoint",
-            now(f"{ours(m.LOADING_BYTES)} / {ours(m.LOADING_BYTES_EXPECTED)}", "{{release}} rank {{rank}}"),
-            about="Share of its bytes that each rank has read. One that lags behind holds up all.",
+            now(part(ours(m.LOADING_BYTES), ours(m.LOADING_BYTES_EXPECTED)), RANK_NAME),
+            about="Share of its bytes that each rank (the last number) has read. One that lags behind holds "
+            "up all.",
             unit="percentunit",
             empty=NO_RANK,
             width=8,
@@ -149,11 +170,8 @@ def _ranks() -> list[Builder]:
         ),
         bars(
             "Converted",
-            now(
-                f"{ours(m.CONVERSION_PROJECTIONS)} / {ours(m.CONVERSION_PROJECTIONS_EXPECTED)}",
-                "{{release}} rank {{rank}}",
-            ),
-            about="Share of its layer projections that each rank has converted to int4.",
+            now(part(ours(m.CONVERSION_PROJECTIONS), ours(m.CONVERSION_PROJECTIONS_EXPECTED)), RANK_NAME),
+            about="Share of its layer projections that each rank (the last number) has converted to int4.",
             unit="percentunit",
             empty="Nothing is to be converted, or no supervisor has reported.",
             width=8,
@@ -162,11 +180,13 @@ def _ranks() -> list[Builder]:
         ),
         lines(
             "Memory of ranks, and the plan",
-            over_time(most(f"{RANK}, kind", ours(m.MEMORY_USED)), "{{release}} rank {{rank}} ({{kind}})"),
+            over_time(most(f"{RELEASE}, kind", ours(m.MEMORY_USED)), "{{release}} fullest ({{kind}})"),
+            over_time(least(f"{RELEASE}, kind", ours(m.MEMORY_USED)), "{{release}} emptiest ({{kind}})"),
             over_time(most(f"{RELEASE}, part", ours(m.MEMORY_PLANNED)), "{{release}} planned: {{part}}"),
-            about="What each rank uses: of the accelerator (device), or its process (host). Planned, of one "
-            "rank: weights that stay, what loading takes beside them (transient), one step of the model, the "
-            "cache, the whole GPU (limit).",
+            about="What the fullest rank and the emptiest use: of the accelerator (device), or of the "
+            "machine by their processes (host). They should be alike; /memory of the sidecar tells each. "
+            "Planned, of one rank: weights that stay, what loading takes beside them (transient), one step "
+            "of the model, the cache, the whole GPU (limit).",
             unit="bytes",
             empty=NO_RANK,
             width=8,
@@ -177,18 +197,22 @@ def _ranks() -> list[Builder]:
 
 def _loss() -> list[Builder]:
     return [
-        matrix(
-            "Loss by layer",
-            present(most("layer, projection", ours(m.CONVERSION_RELATIVE_MSE))),
-            about="Sum of squared errors over sum of squared weights of each converted layer and projection, "
-            "over all ranks. A layer that stands out is damaged, or has weights that int4 cannot hold. Of "
-            "several releases it is the worst.",
-            unit="none",
-            empty=NO_CONVERSION,
-            width=18,
-            height=7,
-            row="layer",
-            column="projection",
+        *(
+            by_ten(
+                f"Loss by layer: {projection}",
+                present(most(f"{TENS}, {ONES}", split("layer", _loss_of(projection)))),
+                about="Sum of squared errors over sum of squared weights of each converted layer, over all "
+                "ranks: layer 47 is in the row from 40, under +7. A layer that stands out is damaged, or has "
+                f"weights that int4 cannot hold. From {REDDEST:g} on, the limit of the rule that loses most, "
+                "it is as red as can be. Of several engines it is the worst.",
+                unit="none",
+                empty=NO_CONVERSION,
+                width=10,
+                height=12,
+                reddest=REDDEST,
+                decimals=4,
+            )
+            for projection in Projection
         ),
         bars(
             "Loss of the model",
@@ -197,10 +221,14 @@ def _loss() -> list[Builder]:
             about="The same over all layers converted so far, and from where on somebody should look.",
             unit="none",
             empty=NO_CONVERSION,
-            width=6,
-            height=7,
+            width=4,
+            height=12,
         ),
     ]
+
+
+def _loss_of(projection: Projection) -> str:
+    return ours(m.CONVERSION_RELATIVE_MSE, equal("projection", projection))
 
 
 def _trouble() -> list[Builder]:
@@ -222,7 +250,7 @@ def _trouble() -> list[Builder]:
         ),
         lines(
             "Progress of the phase",
-            over_time(most(RELEASE, ours(m.PHASE_PROGRESS)), "{{release}}"),
+            over_time(most(ENGINE, ours(m.PHASE_PROGRESS)), NAME),
             about="Share of the present phase that is done, where something is counted in it.",
             unit="percentunit",
             empty="Nothing is counted in this phase.",
@@ -232,8 +260,8 @@ def _trouble() -> list[Builder]:
         ),
         bars(
             "Not heard for",
-            now(f"time() - {most(f'{RELEASE}, instance', ours(m.HEARTBEAT))}", "supervisor {{instance}}"),
-            now(f"time() - {most(RANK, ours(m.RANK_HEARTBEAT))}", "{{release}} rank {{rank}}"),
+            now(f"time() - {most(ENGINE, ours(m.HEARTBEAT))}", f"{NAME} supervisor"),
+            now(f"time() - {most(RANK, ours(m.RANK_HEARTBEAT))}", RANK_NAME),
             about="Supervisors report every two seconds, ranks when they have something to say. After 15 s "
             "without its supervisor a start counts as dead.",
             unit="s",
@@ -252,8 +280,8 @@ def _trouble() -> list[Builder]:
         ),
         number(
             "Ended with",
-            now(most(RELEASE, ours(m.EXIT_CODE)), "{{release}}"),
-            about="Exit code of the start; the sidecar's /status says why, under ending.",
+            now(most(ENGINE, ours(m.EXIT_CODE)), NAME),
+            about="Exit code of each engine's start; the sidecar's /status says why, under ending.",
             unit="none",
             empty="It has not ended.",
             width=4,
@@ -270,7 +298,7 @@ def _trouble() -> list[Builder]:
         ),
         number(
             "Stalled",
-            now(most(RELEASE, ours(m.ENGINE_STALLED)), "{{release}}"),
+            now(most(ENGINE, ours(m.ENGINE_STALLED)), NAME),
             about="Whether requests make no progress, or a process of the engine is stopped.",
             unit="none",
             empty="No supervisor has reported.",
@@ -279,7 +307,7 @@ def _trouble() -> list[Builder]:
         ),
         number(
             "First completion took",
-            now(most(RELEASE, ours(m.CANARY_DURATION)), "{{release}}"),
+            now(most(ENGINE, ours(m.CANARY_DURATION)), NAME),
             about="The completion that proves that this start can answer.",
             unit="s",
             empty="No completion yet.",

@@ -44,10 +44,16 @@ def alerts(*files: Path) -> list[str]:
     return [rule["alert"] for rule in rules_of(groups(*files)) if "alert" in rule]
 
 
+def pod_of(release: str) -> str:
+    """What Kubernetes calls a pod of the Deployment that the chart makes for a release."""
+    return f"{release}-kimi-k3-gfx942-7d9f8b6c5-x2x4z"
+
+
 def of_release(text: str, namespace: str, release: str) -> str:
     """What the chart makes of a file with rules; a test holds it to that."""
     own = f'namespace="{namespace}", release="{release}"'
-    pods = f'namespace="{namespace}", pod=~"{release}-kimi-k3-gfx942-.+"'
+    signs = "[bcdfghjklmnpqrstvwxz2456789]"
+    pods = f'namespace="{namespace}", pod=~"{release}-kimi-k3-gfx942-{signs}{{1,10}}-{signs}{{5}}"'
     return text.replace(SELECTED, own).replace(GPUS, pods)
 
 

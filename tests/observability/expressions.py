@@ -33,7 +33,7 @@ VALUES = {
 }
 """What Grafana puts in for variables when nothing is chosen: ``.*`` is our value of All."""
 
-_VARIABLE = re.compile(r"\$(?:\{(\w+)(?::\w+)?\}|(\w+))")
+_VARIABLE = re.compile(r"\$(?:\{([a-z_]\w*)(?::\w+)?\}|([a-z_]\w*))")
 _SHOWN = re.compile(r"\{\{\s*(?:\$labels\.)?(?!end\b)(\w+)\s*\}\}|\$labels\.(\w+)")
 
 

@@ -34,7 +34,7 @@ from kimi_k3.journal.models import rank_file
 from kimi_k3.sidecar.app import create_app
 from kimi_k3.sidecar.settings import Settings
 from kimi_k3.words.phases import Phase
-from tests.observability.alerting import FILE, GPU_FILE, alerts, of_release, scaled
+from tests.observability.alerting import FILE, GPU_FILE, alerts, of_release, pod_of, scaled
 from tests.observability.prometheus import NAMESPACE, PROGRAM, Exporter, Prometheus, Target, prometheus
 from tests.observability.test_engine_causes import ENGINE_CAUSES
 from tests.ports import free_port
@@ -222,7 +222,7 @@ def exposition(ecc_errors: int) -> str:
                 "job_partition": "",
                 "job_user": "",
                 "namespace": NAMESPACE,
-                "pod": f"{release}-kimi-k3-gfx942-7d9f-x",
+                "pod": pod_of(release),
                 "serial_number": f"69224700000{gpu}",
             }
             values = {"gpu_health": int(gpu != 5), "gpu_ecc_uncorrect_total": ecc_errors if gpu == 6 else 2}

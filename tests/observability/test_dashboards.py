@@ -59,7 +59,7 @@ def without_nothing(value: Any) -> Any:
 
 @pytest.mark.parametrize("name", BOARDS)
 def test_the_grid(name: str) -> None:
-    """No panel covers another one or hangs over the edge; what matters first stands on the first screen."""
+    """No panel covers another one, hangs over the edge or leaves a gap; what matters stands on one screen."""
     taken: dict[tuple[int, int], str] = {}
     for panel in BOARDS[name]["panels"]:
         place = panel["gridPos"]
@@ -68,6 +68,7 @@ def test_the_grid(name: str) -> None:
         for cell in ((place["x"] + x, place["y"] + y) for x, y in cells):
             assert cell not in taken, f"{panel['title']} covers {taken.get(cell)}"
             taken[cell] = panel["title"]
+    assert len(taken) == WIDTH * (1 + max(y for _, y in taken)), "a gap"
     stats = [panel["gridPos"]["y"] for panel in BOARDS[name]["panels"] if panel["type"] == "stat"]
     assert stats[0] == 0
     assert len({title for (_, y), title in taken.items() if y < FIRST_SCREEN}) >= 8

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every query of every panel has data in the phase that it is for, asked of a real Prometheus.
 
-Four sources, each a release: a real vLLM on the CPU through a whole start and some requests; the recorded
-start of 96 layers on 8 ranks (made, not measured), once to its end and once failing; and AMD's exporter, an
+Five sources, each a release: a real vLLM on the CPU through a whole start and some requests; the recorded
+start of 96 layers on 8 ranks (made, not measured), once to its end and once failing; vLLM's counters of what
+it does not do on a CPU, without an engine (``beyond_cpu.py``); and AMD's exporter, an
 exposition made from the names in its source (version 1.5.1), since no AMD GPU was at hand.
 """
 
@@ -12,6 +13,8 @@ import contextlib
 import http.server
 import json
 import math
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -30,7 +33,7 @@ from kimi_k3.host import Places
 from kimi_k3.sidecar.app import create_app
 from kimi_k3.sidecar.settings import Settings
 from kimi_k3.words.phases import Phase
-from tests.observability.expressions import VALUES, panels, substituted
+from tests.observability.expressions import ROOT, VALUES, panels, substituted
 from tests.observability.known import exporter
 from tests.observability.prometheus import PROGRAM, Exporter, Prometheus, Target, prometheus
 from tests.ports import free_port
@@ -39,13 +42,14 @@ from tests.replay.recording import Recording
 from tests.serving.deployment import Deployment, Mode, started
 from tests.sidecar.engine import fake_engine
 from tests.sidecar.serving import serving, wait_until
+from tests.surroundings import SURROUNDINGS
 
 pytestmark = [
     pytest.mark.engine,
     pytest.mark.skipif(PROGRAM is None, reason="no prometheus on this machine; run scripts/programs"),
 ]
 
-ENGINE, REPLAY, FAILED, GPUS = "engine", "replay", "failed", "gpus"
+ENGINE, REPLAY, FAILED, BEYOND = "engine", "replay", "failed", "beyond"
 LOADING, CONVERTING, READY = Phase.LOADING, Phase.CONVERTING, Phase.READY
 PREFIX = "amd_"
 """That the exporter was told to put before its names."""
@@ -63,7 +67,8 @@ START: dict[str, tuple[Phase, ...]] = {
     "Read of the checkpoint": (CONVERTING,),
     "Converted": (LOADING, READY),
     "Memory of ranks, and the plan": (CONVERTING,),
-    "Loss by layer": (READY,),
+    "Loss by layer: w13": (READY,),
+    "Loss by layer: w2": (READY,),
     "Loss of the model": (READY,),
     "Warnings": (READY,),
     "Progress of the phase": (LOADING,),
@@ -83,6 +88,15 @@ NOT_OF_A_TOY = {
     "Ended with": "it serves",
 }
 """Panels of *Start* that a start of seconds leaves empty, and why; the real engine fills all others."""
+
+
+BEYOND_CPU = (
+    "Found in the prefix cache",
+    "Accepted of the draft",
+    "Accepted tokens of a draft",
+    "Drafted tokens",
+)
+"""Panels of *Serving* that the CPU's engine leaves empty: it shares no prefixes, and has no draft."""
 
 
 @dataclass(frozen=True)
@@ -130,6 +144,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seen]:
             replayed(stack, directory, REPLAY, Then.KEEP),
             replayed(stack, directory, FAILED, Then.FAIL),
             Exporter(stack.enter_context(exposed(exposition(PREFIX)))),
+            beyond(stack),
         ]
         running = stack.enter_context(prometheus(directory / "prometheus", targets))
         mode = Mode(weights="int4")
@@ -140,6 +155,8 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seen]:
             serve_some(deployment)
             counted = f"{asked} > 100"
             wait_until(lambda: bool(running.values(counted)), seconds=60)
+            drafted = "vllm:spec_decode_num_drafts_total > 0"
+            wait_until(lambda: bool(running.values(drafted)), seconds=120)
             for release, phase in ((REPLAY, READY), (FAILED, Phase.FAILED)):
                 query = f'kimi_k3_phase{{release="{release}", kimi_k3_phase="{phase}"}} == 1'
                 wait_until(lambda query=query: bool(running.values(query)), seconds=120)  # type: ignore[misc]
@@ -166,6 +183,15 @@ def replayed(stack: contextlib.ExitStack, directory: Path, release: str, then: T
     stack.callback(stop.set)
     app = create_app(Settings(state_dir=state), places=limited(directory / f"{release}-machine"))
     return Target(release, stack.enter_context(serving(app)), "-sidecar")
+
+
+def beyond(stack: contextlib.ExitStack) -> Target:
+    """vLLM's counters of what it does not do on a CPU, which count while the test runs."""
+    port = free_port()
+    command = [sys.executable, "-m", "tests.observability.beyond_cpu", str(port)]
+    process = subprocess.Popen(command, cwd=ROOT, env=SURROUNDINGS, stdin=subprocess.PIPE)
+    stack.callback(process.communicate)
+    return Target(BEYOND, f"http://127.0.0.1:{port}")
 
 
 def limited(directory: Path) -> Places:
@@ -272,8 +298,14 @@ def test_start(seen: Seen, panel: dict[str, Any], release: str) -> None:
 
 @pytest.mark.parametrize("panel", of_board("serving"), ids=lambda panel: panel["title"])
 def test_serving(seen: Seen, panel: dict[str, Any]) -> None:
-    """Once the real vLLM serves."""
-    require_data(seen, panel, *seen.during(ENGINE, READY), release=ENGINE, model_name="kimi-k3")
+    """Once the real vLLM serves; what it does not do on a CPU, of a stand-in for it."""
+    release = BEYOND if panel["title"] in BEYOND_CPU else ENGINE
+    require_data(seen, panel, *seen.during(ENGINE, READY), release=release, model_name="kimi-k3")
+
+
+def test_what_is_beyond_the_cpu_is_of_the_dashboard() -> None:
+    """A panel that was renamed would be asked of the engine, and stay empty for another reason."""
+    assert set(BEYOND_CPU) <= set(titles("serving"))
 
 
 @pytest.mark.parametrize("panel", of_board("node"), ids=lambda panel: panel["title"])

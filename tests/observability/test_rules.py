@@ -26,6 +26,7 @@ from tests.observability.alerting import (
     alerts,
     groups,
     of_release,
+    pod_of,
     rules_of,
     scaled,
 )
@@ -65,7 +66,7 @@ def series(name: str, values: str, release: str) -> dict[str, str]:
     if metric.startswith("gpu_"):
         labels = {
             "namespace": NAMESPACE,
-            "pod": f"{release}-kimi-k3-gfx942-0",
+            "pod": pod_of(release),
             "hostname": "node",
             "gpu_id": "3",
         }
@@ -79,7 +80,7 @@ def series(name: str, values: str, release: str) -> dict[str, str]:
 def expected(alert: str, labels: dict[str, str], severity: str, gpu: bool) -> dict[str, Any]:
     """The alert as Prometheus keeps it while it fires."""
     whose = labels.get("release", "a")
-    of_gpu = {"namespace": NAMESPACE, "pod": f"{whose}-kimi-k3-gfx942-0", "hostname": "node", "gpu_id": "3"}
+    of_gpu = {"namespace": NAMESPACE, "pod": pod_of(whose), "hostname": "node", "gpu_id": "3"}
     all_labels = {
         "alertname": alert,
         "alertstate": "firing",
@@ -196,9 +197,25 @@ def test_a_selector_without_the_release_is_seen() -> None:
     assert selectors("sum by (release) (vllm:num_preemptions_total)") == ["vllm:num_preemptions_total"]
 
 
-def rendered_rules(name: str, **of_rules: Any) -> list[dict[str, Any]]:
+DOWNLOAD = {
+    "model": {
+        "hostPath": "",
+        "existingClaim": "",
+        "download": {"enabled": True, "revision": "0" * 40, "timeoutSeconds": 7200},
+    }
+}
+
+
+def in_blocks(found: list[dict[str, Any]]) -> str:
+    """Rules as text, as their expressions are."""
+    return "\n".join(f"{rule['expr']}\n{rule.get('annotations')}" for rule in rules_of(found))
+
+
+def rendered_rules(
+    name: str, more: dict[str, Any] | None = None, *, profile: str = "ep8", **of_rules: Any
+) -> list[dict[str, Any]]:
     """The groups of the PrometheusRule that the chart makes."""
-    values = merged(of_profile("ep8"), {"monitoring": {"rules": of_rules}})
+    values = merged(of_profile(profile), {**(more or {}), "monitoring": {"rules": of_rules}})
     found: list[dict[str, Any]] = one(rendered(values, name=name), "PrometheusRule")["spec"]["groups"]
     return found
 
@@ -216,10 +233,89 @@ def test_the_chart_renders_them_for_its_release(release: str, tmp_path: Path) ->
     for rule in rules_of(found):
         for matchers in selectors(rule["expr"]):
             assert f'namespace="{NAMESPACE}"' in matchers
-            assert f'release="{release}"' in matchers or f'pod=~"{release}-kimi-k3-gfx942-.+"' in matchers
+            assert f'release="{release}"' in matchers or f'pod=~"{release}-kimi-k3-gfx942-[' in matchers
     if PROMTOOL is not None:
         (tmp_path / "rules.yaml").write_text(yaml.safe_dump({"groups": found}))
         promtool("check", "rules", tmp_path / "rules.yaml")
+
+
+def waiting(served: bool) -> dict[str, str]:
+    """Series of a sidecar that nobody reports to from the first minute on, and of one that served before."""
+    own = {
+        'kimi_k3_build_info{instance="a-2:8001"}': "_ 1+0x300",
+        'process_start_time_seconds{instance="a-2:8001"}': "_ 60+0x300",
+    }
+    return own | ({'kimi_k3_ready{instance="a-1:8001"}': "1 stale"} if served else {})
+
+
+@needs_promtool
+@pytest.mark.parametrize(("served", "fires"), [(False, 181), (True, 61)], ids=["first", "again"])
+def test_a_download_is_waited_for(served: bool, fires: int, tmp_path: Path) -> None:
+    """Two hours of download and one more; but what served within a day has its checkpoint already."""
+    found = rendered_rules("a", DOWNLOAD)
+    (tmp_path / "rules.yaml").write_text(yaml.safe_dump({"groups": found}))
+    labels = f'alertname="KimiK3NoStart", namespace="{NAMESPACE}", release="a", instance="a-2:8001"'
+    alert = {"labels": f'ALERTS{{{labels}, alertstate="firing", severity="warning"}}', "value": 1}
+    expr = 'ALERTS{alertname="KimiK3NoStart", alertstate="firing"}'
+    case = {
+        "rule_files": [str(tmp_path / "rules.yaml")],
+        "evaluation_interval": "1m",
+        "tests": [
+            {
+                "interval": "1m",
+                "input_series": [series(name, values, "a") for name, values in waiting(served).items()],
+                "promql_expr_test": [
+                    {"expr": expr, "eval_time": f"{fires - 1}m", "exp_samples": []},
+                    {"expr": expr, "eval_time": f"{fires}m", "exp_samples": [alert]},
+                ],
+            }
+        ],
+    }
+    (tmp_path / "test.yaml").write_text(yaml.safe_dump(case, width=1000))
+    promtool("test", "rules", tmp_path / "test.yaml")
+
+
+OF_PODS = {
+    "ep8": ("{}-7d9f8b6c5-x2x4z", "{}-b-7d9f8b6c5-x2x4z", "{}-download-0a1b2c3d-x2x4z"),
+    "pp2-tp8": ("{}-nodes-0-1", "{}-b-nodes-0-1", "{}-nodes-b-nodes-0-1"),
+}
+"""Pods of one release, and of others whose names begin alike, by their profile."""
+
+
+@needs_promtool
+@pytest.mark.parametrize("profile", OF_PODS)
+@pytest.mark.parametrize("release", ["kimi-k3-gfx942", "a"])
+def test_gpus_of_a_release_whose_name_begins_another_ones(profile: str, release: str, tmp_path: Path) -> None:
+    """The broken GPU of kimi-k3-gfx942-b wakes nobody for kimi-k3-gfx942, however many nodes both have."""
+    groups_of = rendered_rules(release, profile=profile, gpus={"enabled": True})
+    name = release if "kimi" in release else f"{release}-kimi-k3-gfx942"
+    own, *others = (pattern.format(name) for pattern in OF_PODS[profile])
+    (tmp_path / "rules.yaml").write_text(yaml.safe_dump({"groups": groups_of}))
+    broken = [f'gpu_health{{namespace="{NAMESPACE}", pod="{pod}", gpu_id="3"}}' for pod in (own, *others)]
+    labels = (
+        f'alertname="KimiK3GpuUnhealthy", alertstate="firing", severity="critical", gpu_id="3", pod="{own}"'
+    )
+    case = {
+        "rule_files": [str(tmp_path / "rules.yaml")],
+        "evaluation_interval": "1m",
+        "tests": [
+            {
+                "interval": "1m",
+                "input_series": [{"series": each, "values": "0+0x9"} for each in broken],
+                "promql_expr_test": [
+                    {
+                        "expr": 'ALERTS{alertname="KimiK3GpuUnhealthy", alertstate="firing"}',
+                        "eval_time": "5m",
+                        "exp_samples": [
+                            {"labels": f'ALERTS{{namespace="{NAMESPACE}", {labels}}}', "value": 1}
+                        ],
+                    }
+                ],
+            }
+        ],
+    }
+    (tmp_path / "test.yaml").write_text(yaml.safe_dump(case, width=1000))
+    promtool("test", "rules", tmp_path / "test.yaml")
 
 
 def test_no_gpu_alert_unless_asked_for() -> None:
@@ -231,17 +327,15 @@ def test_no_gpu_alert_unless_asked_for() -> None:
 
 def test_what_an_operator_may_change() -> None:
     """Each of the chart's replacements meets something, and nothing of the default is left."""
-    text = yaml.safe_dump(
-        rendered_rules(
-            "a", timeToFirstToken=OBJECTIVE, runbookUrl="https://wiki.example/runbook", **GPU_VALUES
-        ),
-        width=10000,
-    )
-    default = yaml.safe_dump(rendered_rules("a", gpus={"enabled": True}), width=10000)
+    wiki = "https://wiki.example/runbook"
+    given: dict[str, Any] = {"timeToFirstToken": OBJECTIVE, "runbookUrl": wiki, **GPU_VALUES}
+    text = in_blocks(rendered_rules("a", DOWNLOAD, **given))
+    default = in_blocks(rendered_rules("a", gpus={"enabled": True}))
     for old, new in (
-        ('le=\\"10.0\\"', 'le=\\"2.5\\"'),
+        ('le="10.0"', 'le="2.5"'),
         ("(1 - 0.95)", "(1 - 0.99)"),
         ("docs/runbook.md#", "https://wiki.example/runbook#"),
+        (" < 0\n", " < 7200\n"),
         ("(gpu_health{", "(amd_gpu_health{"),
         ("(gpu_ecc_uncorrect_total{", "(amd_gpu_ecc_uncorrect_total{"),
     ):

@@ -98,6 +98,11 @@ CASES: dict[str, tuple[Journal, EngineHealth | None, list[str]]] = {
     ),
     "stopped": (journal(supervisor(phases=phases(Phase.STOPPED))), health(), ["ended"]),
     "failed": (journal(supervisor(phases=phases(Phase.FAILED))), None, ["ended", "engine-unknown"]),
+    "ended by a hang": (
+        journal(supervisor(stalled_since=at(9), phases=phases(Phase.FAILED))),
+        None,
+        ["ended", "engine-unknown"],
+    ),
     "ending while the phase says ready": (
         journal(supervisor(ending=Ending(at=at(10), exit_code=7, reason="engine died"))),
         health(),

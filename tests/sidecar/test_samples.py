@@ -168,6 +168,13 @@ def test_plan_and_stall() -> None:
     assert ("kimi_k3_kv_cache_bytes",) not in plain
 
 
+@pytest.mark.parametrize("last", [Phase.FAILED, Phase.STOPPED])
+def test_what_has_ended_does_not_stall(last: Phase) -> None:
+    """A hang that ended the start stays in its record; the alert would fire until the next one."""
+    hung = supervisor(stalled_since=at(10), phases=phases(last))
+    assert values(journal(hung))[("kimi_k3_engine_stalled",)] == 0
+
+
 def test_warnings_by_code() -> None:
     """Every code has a series, so that an alert on it can be written before it first occurs."""
     seen = values(lossy(), health())

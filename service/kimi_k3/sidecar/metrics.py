@@ -116,7 +116,7 @@ ENGINE_FAILURES = Metric(
 ENGINE_STALLED = Metric(
     "kimi_k3_engine_stalled",
     "gauge",
-    "1 while requests make no progress or a process of the engine is stopped, else 0.",
+    "1 while requests make no progress or a process of the engine is stopped, else 0, as once it has ended.",
 )
 JOURNAL_FAULTS = Metric(
     "kimi_k3_journal_faults", "gauge", "Files of the state directory that are not trusted and left out."

@@ -18,7 +18,7 @@ from kimi_k3.journal.models import SUPERVISOR_FILE
 from kimi_k3.journal.reader import Journal
 from kimi_k3.sidecar.arithmetic import is_fresh, silent_nodes
 from kimi_k3.sidecar.view import EngineHealth, View
-from kimi_k3.words.phases import Phase
+from kimi_k3.words.phases import ENDED, Phase
 
 RETRY_AFTER_SECONDS = 5
 """What ``Retry-After`` tells a client that came too early, in seconds."""
@@ -93,7 +93,7 @@ def journal_reasons(journal: Journal, now: datetime) -> list[Reason]:
         ]
     reasons = []
     phase = supervisor.phase
-    if supervisor.ending is not None or phase in (Phase.STOPPED, Phase.FAILED):
+    if supervisor.ending is not None or phase in ENDED:
         why = f": {supervisor.ending.reason}" if supervisor.ending else ""
         reasons.append(Reason(code=ReasonCode.ENDED, message=f"The deployment has ended{why}."))
     elif phase is Phase.DRAINING:
@@ -114,7 +114,7 @@ def journal_reasons(journal: Journal, now: datetime) -> list[Reason]:
                 "state directory.",
             )
         )
-    if supervisor.stalled_since is not None:
+    if supervisor.stalled_since is not None and phase not in ENDED:
         reasons.append(
             Reason(
                 code=ReasonCode.ENGINE_STALLED,
@@ -151,7 +151,7 @@ def _of_nodes(journal: Journal, now: datetime) -> Iterator[Reason]:
     for node in silent_nodes(journal, now):
         yield Reason(code=ReasonCode.NODE_SILENT, message=f"Node {node.node} no longer tells how it does.")
     for node in journal.nodes:
-        if node.superseded or node.supervisor.phase in (Phase.DRAINING, Phase.STOPPED, Phase.FAILED):
+        if node.superseded or node.supervisor.phase in (Phase.DRAINING, *ENDED):
             yield Reason(
                 code=ReasonCode.NODE_STOPS, message=f"Node {node.node} stops, or has ended or begun anew."
             )

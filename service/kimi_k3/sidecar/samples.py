@@ -23,7 +23,7 @@ from kimi_k3.sidecar.readiness import journal_reasons
 from kimi_k3.sidecar.startup import conversions_done, phase_fraction, remaining_seconds
 from kimi_k3.sidecar.view import EngineHealth
 from kimi_k3.sidecar.warning import KINDS, NONE_GIVEN, warnings_view
-from kimi_k3.words.phases import Phase
+from kimi_k3.words.phases import ENDED, Phase
 from kimi_k3.words.weights import Projection
 
 
@@ -83,7 +83,9 @@ def _values(seen: Observation) -> Values:
         yield m.PHASE_REMAINING, (), remaining_seconds(supervisor, journal.ranks, seen.now)
         yield m.LOSSY, (), served_lossy(journal)
         yield m.ENGINE_FAILURES, (), len(journal.failures)
-        yield m.ENGINE_STALLED, (), supervisor.stalled_since is not None
+        # A start that a hang ended keeps since when it hung; what is gone does not stall.
+        stalled = supervisor.stalled_since is not None and supervisor.phase not in ENDED
+        yield m.ENGINE_STALLED, (), stalled
         yield from _of_plan(supervisor)
         if not supervisor.headless:
             yield from _of_ranks(journal, supervisor)
