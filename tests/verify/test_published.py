@@ -10,7 +10,7 @@ from kimi_k3.verify.statistics import share_error
 
 
 def test_gsm8k() -> None:
-    """A slip of the pen would make every comparison wrong: each error is that of its share, to the last digit.
+    """A slip of the pen would make comparisons wrong: each error is that of its share, to its last digit.
 
     lm_eval's error is that of a sample, with n - 1: the same here at four digits.
     """
