@@ -327,6 +327,7 @@ def bench_environment(environ: Mapping[str, str], target: Target) -> dict[str, s
         if name != "OPENAI_API_KEY" and not name.lower().endswith("_proxy")
     }
     kept["HF_HUB_OFFLINE"] = "1"
+    kept["PYTHONUNBUFFERED"] = "1"  # Else the log ends in what was printed long before the error.
     if target.api_key is not None:
         kept["OPENAI_API_KEY"] = target.api_key
     if target.authorities is not None:
