@@ -135,8 +135,90 @@ def accuracy(
     return _code(state)
 
 
+BenchCheckpoint = Annotated[
+    str | None,
+    typer.Option(
+        "--checkpoint",
+        metavar="<path>",
+        help="Directory with the served tokenizer. Default: where the server read it, if that is here, too.",
+        show_default=False,
+    ),
+]
+Sweeps = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--sweep",
+        metavar="input/output/concurrency/prompts",
+        help="One more load, e.g. 1024/128/4/40; may be given several times.",
+    ),
+]
+Standard = Annotated[
+    bool,
+    typer.Option("--standard/--no-standard", help="Upstream's loads: 1024/128, 10 at 1 and 160 at 16."),
+]
+Seed = Annotated[int, typer.Option("--seed", min=0, help="Of the questions or prompts.")]
+RemoteCode = Annotated[
+    bool,
+    typer.Option("--trust-remote-code", help="Run the checkpoint's own Python code for its tokenizer."),
+]
+
+
+@app.command()
+@_asking
+def bench(
+    target: Target,
+    checkpoint: BenchCheckpoint = None,
+    sweep: Sweeps = None,
+    standard: Standard = True,
+    seed: Seed = 0,
+    trust_remote_code: RemoteCode = False,
+    out: Out = DEFAULT_OUT,
+) -> int:
+    """Measure speed and errors with vLLM's own benchmark; a line for each load.
+
+    The exit code is 0 if every request came back, else 1.
+    """
+    from kimi_k3.verify.bench import parse_load, run_bench
+
+    return run_bench(
+        target,
+        out=given_path("--out", out),
+        checkpoint=_path("--checkpoint", checkpoint),
+        sweeps=[parse_load(text) for text in sweep or ()],
+        standard=standard,
+        seed=seed,
+        remote_code=trust_remote_code,
+        environ=os.environ,
+        report=_told,
+    )
+
+
+UpTo = Annotated[
+    int | None,
+    typer.Option(
+        "--up-to",
+        metavar="<tokens>",
+        help="Longest prompt and answer together. Default: the server's limit.",
+        show_default=False,
+    ),
+]
+Each = Annotated[int, typer.Option("--each", min=1, help="Questions of each length.")]
+
+
+@app.command()
+@_asking
+def long(target: Target, up_to: UpTo = None, each: Each = 6, seed: Seed = 0, out: Out = DEFAULT_OUT) -> int:
+    """Look for codes in longer and longer texts; a line for each length.
+
+    The exit code is 0 if every length is answered as it should be, else 1.
+    """
+    from kimi_k3.verify.long import run_long
+
+    return run_long(target, out=given_path("--out", out), up_to=up_to, each=each, seed=seed, report=_told)
+
+
 def _told(line: str) -> None:
-    """At once, also where nobody watches a terminal: a run takes minutes."""
+    """Printed at once: whoever reads from a pipe sees each measurement as it comes."""
     print(line, flush=True)
 
 

@@ -83,9 +83,32 @@ class Api:
         return _answer(lambda: self._client.post(path, json={"model": self.model, **body}), path)
 
     def length_limit(self) -> int | None:
-        """Tokens of the longest context, where the server tells (vLLM does)."""
-        found = _answer(lambda: self._client.get("/v1/models"), "/v1/models")["data"][0].get("max_model_len")
-        return int(found) if isinstance(found, int) else None
+        """Tokens of the longest context, where the server tells (vLLM does).
+
+        Raises:
+            Broken: it does not answer, or lists no model.
+        """
+        found = self._card().get("max_model_len")
+        return found if isinstance(found, int) else None
+
+    def checkpoint_path(self) -> str | None:
+        """Where the server read the model from, by its own word and on its own disk (vLLM tells).
+
+        Raises:
+            Broken: it does not answer, or lists no model.
+        """
+        found = self._card().get("root")
+        return found if isinstance(found, str) else None
+
+    def _card(self) -> Mapping[str, Any]:
+        found = _answer(lambda: self._client.get("/v1/models"), "/v1/models")
+        try:
+            card = found["data"][0]
+        except (KeyError, IndexError, TypeError):
+            card = None
+        if not isinstance(card, dict):
+            raise Broken(f"/v1/models: lists no model: {shown(str(found))}")
+        return card
 
 
 @contextmanager

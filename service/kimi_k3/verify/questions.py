@@ -164,20 +164,52 @@ def sorting(random: Random) -> Example:
 
 def needle(random: Random, *, notes: int) -> Example:
     """One code out of ``notes`` sentences, of which about one in four holds no code."""
-    holders = random.sample(range(len(COLOURS) * len(HOLDERS)), min(notes, len(COLOURS) * len(HOLDERS)))
-    named = [f"{COLOURS[n // len(HOLDERS)]} {HOLDERS[n % len(HOLDERS)]}" for n in holders]
-    told, codes = [], {}
-    for number in range(notes):
-        if number >= len(named) or (number and random.random() < 0.25):
-            told.append(f"{random.choice(NAMES)} walks to the {random.choice(PLACES)}.")
-        else:
-            code = f"{random.randrange(10000):04d}"
-            codes[named[number]] = code
-            told.append(f"The code of the {named[number]} is {code}.")
+    told, codes = _notes(random, notes)
+    random.shuffle(told)
+    return _asked_for(random.choice(sorted(codes)), told, codes)
+
+
+def placed_needle(random: Random, *, notes: int, depth: float) -> Example:
+    """As :func:`needle`, but the sentence with the code stands where it is put.
+
+    Args:
+        depth: from 0, the first sentence, to 1, the last one.
+    """
+    told, codes = _notes(random, notes)
     random.shuffle(told)
     asked = random.choice(sorted(codes))
+    sentence = _code_sentence(asked, codes[asked])
+    told.remove(sentence)
+    told.insert(round(depth * (notes - 1)), sentence)
+    return _asked_for(asked, told, codes)
+
+
+def _notes(random: Random, count: int) -> tuple[list[str], dict[str, str]]:
+    """Sentences in no good order yet, and the codes in them by their holders."""
+    names = len(COLOURS) * len(HOLDERS)
+    # Beyond the plain names, which the miniature knows, each holder has a number: none is another's prefix.
+    numbers = 1 if count <= names else -(-count // names)
+    holders = random.sample(range(names * numbers), count)
+    named = [f"{COLOURS[n % names // len(HOLDERS)]} {HOLDERS[n % names % len(HOLDERS)]}" for n in holders]
+    if numbers > 1:
+        named = [f"{name} {n // names + 1}" for name, n in zip(named, holders, strict=True)]
+    told, codes = [], {}
+    for number in range(count):
+        if number and random.random() < 0.25:
+            told.append(f"{random.choice(NAMES)} walks to the {random.choice(PLACES)}.")
+        else:
+            codes[named[number]] = f"{random.randrange(10000):04d}"
+            told.append(_code_sentence(named[number], codes[named[number]]))
+    return told, codes
+
+
+def _code_sentence(holder: str, code: str) -> str:
+    return f"The code of the {holder} is {code}."
+
+
+def _asked_for(asked: str, told: list[str], codes: dict[str, str]) -> Example:
     question = f"{' '.join(told)} What is the code of the {asked}?"
-    return Example("needle", question, _worked([f"The code of the {asked} is {codes[asked]}."], codes[asked]))
+    return Example("needle", question, _worked([_code_sentence(asked, codes[asked])], codes[asked]))
 
 
 NEEDLE_NOTES: Final = 60
