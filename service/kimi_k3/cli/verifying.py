@@ -5,14 +5,15 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from kimi_k3.cli.options import CaFile, WeightsIfAny
-from kimi_k3.errors import ExitCode
+from kimi_k3.errors import ExitCode, OperatorError
 from kimi_k3.verify.target import Target
 from kimi_k3.words.addresses import ENGINE_PORT, HOST, SIDECAR_PORT
 from kimi_k3.words.given import given_path
@@ -129,9 +130,9 @@ def accuracy(
     """
     from kimi_k3.verify.accuracy import run_accuracy
 
-    state = run_accuracy(
-        target, given_path("--out", out), count=count, seed=seed, at_a_time=at_a_time, report=_told
-    )
+    path = given_path("--out", out)
+    with _reporting(path):
+        state = run_accuracy(target, path, count=count, seed=seed, at_a_time=at_a_time, report=_told)
     return _code(state)
 
 
@@ -180,17 +181,19 @@ def bench(
     """
     from kimi_k3.verify.bench import parse_load, run_bench
 
-    return run_bench(
-        target,
-        out=given_path("--out", out),
-        checkpoint=_path("--checkpoint", checkpoint),
-        sweeps=[parse_load(text) for text in sweep or ()],
-        standard=standard,
-        seed=seed,
-        remote_code=trust_remote_code,
-        environ=os.environ,
-        report=_told,
-    )
+    path, sweeps = given_path("--out", out), [parse_load(text) for text in sweep or ()]
+    with _reporting(path):
+        return run_bench(
+            target,
+            out=path,
+            checkpoint=_path("--checkpoint", checkpoint),
+            sweeps=sweeps,
+            standard=standard,
+            seed=seed,
+            remote_code=trust_remote_code,
+            environ=os.environ,
+            report=_told,
+        )
 
 
 UpTo = Annotated[
@@ -214,7 +217,36 @@ def long(target: Target, up_to: UpTo = None, each: Each = 6, seed: Seed = 0, out
     """
     from kimi_k3.verify.long import run_long
 
-    return run_long(target, out=given_path("--out", out), up_to=up_to, each=each, seed=seed, report=_told)
+    path = given_path("--out", out)
+    with _reporting(path):
+        return run_long(target, out=path, up_to=up_to, each=each, seed=seed, report=_told)
+
+
+@app.command()
+def report(out: Out = DEFAULT_OUT) -> None:
+    """Make the report anew from the results in a directory; each verification does it at its end, too."""
+    from kimi_k3.journal.writer import now
+
+    try:
+        from kimi_k3.verify.report import write_report
+    except ImportError as error:
+        raise OperatorError(f"verify report: {error.name} is not installed", remedy=_INSTALL) from None
+    _told(f"report: {write_report(given_path('--out', out), now())}")
+
+
+_INSTALL = "pip install 'kimi-k3-gfx942[verify]'; the results are complete without it"
+
+
+@contextmanager
+def _reporting(out: Path) -> Iterator[None]:
+    """Make the report when the block has ended, however it ended."""
+    try:
+        yield
+    finally:
+        try:
+            report(str(out))
+        except OperatorError as error:
+            _told(f"no report: {error}")
 
 
 def _told(line: str) -> None:
