@@ -136,6 +136,34 @@ def accuracy(
     return _code(state)
 
 
+@app.command()
+@_asking
+def kernel(
+    target: Target,
+    out: Out = DEFAULT_OUT,
+    profile: Annotated[str, typer.Option(help="Whose environment the kernels get.")] = "ep8",
+    reduced: Annotated[
+        bool | None,
+        typer.Option(
+            "--reduced/--production",
+            help="Size of the layer. Default: reduced for a profile that runs on CPUs.",
+            show_default=False,
+        ),
+    ] = None,
+) -> int:
+    """Hold the int4 kernel of this machine against float32, in a process of its own.
+
+    It needs vLLM here, and on a GPU 8 GiB that no engine uses: run it before a start. The exit code is 1 if
+    the kernel computes wrongly or cannot be asked.
+    """
+    from kimi_k3.profiles.load import load_profile
+    from kimi_k3.verify.kernel import run_kernel
+
+    path = given_path("--out", out)
+    with _reporting(path):
+        return _code(run_kernel(target, path, profile=load_profile(profile), reduced=reduced, report=_told))
+
+
 BenchCheckpoint = Annotated[
     str | None,
     typer.Option(

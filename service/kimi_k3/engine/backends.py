@@ -39,17 +39,18 @@ def ask(request: Request) -> Answer:
 
     config = VllmConfig()
     with set_current_vllm_config(config):
-        moe = _layer(request)
+        moe = layer(request)
         rows = (*_of_vllm(moe, request), *_of_plugin(moe, request))
     return Answer(
         vllm=vllm.__version__,
         platform=current_platform.device_name,
-        architecture=_architecture(),
+        architecture=architecture(),
         rows=rows,
     )
 
 
-def _architecture() -> str | None:
+def architecture() -> str | None:
+    """LLVM's name of the GPU; ``None`` on other platforms than ROCm."""
     from vllm.platforms import current_platform
 
     if not current_platform.is_rocm():
@@ -59,8 +60,8 @@ def _architecture() -> str | None:
     return str(rocm._GCN_ARCH)
 
 
-def _layer(request: Request) -> Any:
-    """The configuration of one layer's experts on one rank, without communication."""
+def layer(request: Request) -> Any:
+    """vLLM's ``FusedMoEConfig`` of one layer's experts on one rank, without communication."""
     import torch
     from vllm.model_executor.layers.fused_moe import FusedMoEConfig
     from vllm.model_executor.layers.fused_moe.activation import MoEActivation
@@ -165,7 +166,7 @@ def _of_plugin(moe: Any, request: Request) -> Iterator[Row]:
 def _here() -> str:
     from vllm.platforms import current_platform
 
-    return "cpu" if current_platform.is_cpu() else _architecture() or current_platform.device_name
+    return "cpu" if current_platform.is_cpu() else architecture() or current_platform.device_name
 
 
 def main(argument: str) -> int:
