@@ -135,6 +135,7 @@ def started(
     tls: Signed | None = None,
     host: str = "127.0.0.1",
     ports: tuple[int, int] | None = None,
+    killed: bool = False,
 ) -> Iterator[Deployment]:
     """Start, wait until ready, and end by SIGTERM; asserts a clean end with no process left.
 
@@ -142,6 +143,7 @@ def started(
         tls: what both servers speak TLS with.
         host: where both listen.
         ports: of engine and sidecar.
+        killed: the test kills it, so that its end is no clean one.
     """
     state_dir, log = directory / "state", directory / "serve.log"
     engine_port, sidecar_port = ports or (free_port(), free_port())
@@ -193,6 +195,8 @@ def started(
         _wait_until_ready(deployment)
         assert family.look() >= 2 + mode.ranks, "API server, EngineCore and the workers"
         yield deployment
+        if killed:
+            return
         supervisor.send_signal(signal.SIGTERM)
         assert supervisor.wait(60) == 0, log.read_text()[-4000:]
         assert family.left() == []
