@@ -49,7 +49,7 @@ class Child:
             stderr=subprocess.STDOUT,
             bufsize=0,
             start_new_session=True,
-            preexec_fn=die_with_parent(os.getpid()),
+            preexec_fn=_die_with_parent(os.getpid()),
         )
         self._reader = threading.Thread(target=self._read, name="engine-output", daemon=True)
         self._reader.start()
@@ -92,8 +92,7 @@ class Child:
             self._sink(line)
 
 
-def die_with_parent(parent: int) -> Callable[[], None]:
-    """For ``preexec_fn``: the kernel sends the child SIGTERM when ``parent``, the caller's pid, has died."""
+def _die_with_parent(parent: int) -> Callable[[], None]:
     # Loaded before the fork: afterwards only async-signal-safe work is allowed.
     prctl = ctypes.CDLL(None, use_errno=True).prctl
 

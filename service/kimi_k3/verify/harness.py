@@ -13,18 +13,19 @@ import contextlib
 import json
 import os
 import re
+import signal
 import sqlite3
 import ssl
-import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata, util
 from pathlib import Path
 from typing import Any
 
-from kimi_k3.supervisor.child import die_with_parent
+from kimi_k3.supervisor.child import Child
+from kimi_k3.supervisor.redact import Secrets
 from kimi_k3.verify.asking import ANSWER_SECONDS, shown
 from kimi_k3.verify.keeping import Broken
 from kimi_k3.verify.statistics import mean_and_error
@@ -42,11 +43,17 @@ ANSWER_TOKENS = 512
 RETRIES = 3
 """lm_eval's own default."""
 
-POLL_SECONDS = 1.0
+POLL_SECONDS = 0.1
 STALL_SECONDS = ANSWER_SECONDS
 """Without one more answer for so long, nobody answers any more."""
 
 END_SECONDS = 10.0
+ERROR = re.compile(r"(?:\w+\.)*(?P<kind>\w*(?:Error|Exception|Disconnected))(?:$|: ?(?P<text>.*))")
+"""The last line of a traceback. The first such line tells most: what follows it, it has caused."""
+
+REFUSED = "API request failed"
+"""lm_eval says this with what the server answered."""
+
 NO_ANSWER = "lol"
 """What lm_eval's ``dummy`` model says to everything."""
 
@@ -198,6 +205,8 @@ def environment(target: Target, scratch: Path, around: Mapping[str, str]) -> dic
         "TRANSFORMERS_OFFLINE": "1",
         "HF_HUB_DISABLE_TELEMETRY": "1",
         "PYTHONUNBUFFERED": "1",
+        # The current directory's files are none of lm_eval's modules.
+        "PYTHONSAFEPATH": "1",
     }
 
 
@@ -211,21 +220,16 @@ def ask(run: Run, target: Target, *, answered: Callable[[int], None]) -> dict[st
         Broken: the server is gone, answers with errors, or not at all.
     """
     _write(run.directory / "lm_eval.yaml", configuration(run, target))
-    process = _start(run.directory / "lm_eval.yaml", run.log, environment(target, run.scratch, os.environ))
     known, since = 0, time.monotonic()
-    try:
-        while (code := process.poll()) is None:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(POLL_SECONDS)
+    with _running(run.directory / "lm_eval.yaml", run.log, target, run.scratch) as child:
+        while not _ended(child, 10 * POLL_SECONDS):
             count = answers_so_far(run)
             if count != known:
                 known, since = count, time.monotonic()
                 answered(count)
             elif time.monotonic() - since > STALL_SECONDS:
                 raise Broken(f"no answer for {STALL_SECONDS:.0f} s; lm_eval's log is {run.log}")
-    finally:
-        _end(process)
-    if code != 0:
+    if child.poll() != 0:
         raise Broken(f"{reason(run.log.read_text(errors='replace'))}; lm_eval's log is {run.log}")
     return read_scores(run.directory / "lm_eval", run.task)
 
@@ -262,14 +266,10 @@ def score_answered(run: Run) -> dict[str, Score]:
     _write(directory / "lm_eval.yaml", settings | {"model": "dummy", "model_args": {}})
     nobody = Target(engine="", sidecar=None, metrics="", weights=None, api_key=None, token=None)
     log = run.directory / "answered.log"
-    process = _start(directory / "lm_eval.yaml", log, environment(nobody, run.scratch, os.environ))
-    try:
-        process.wait(STALL_SECONDS)
-    except subprocess.TimeoutExpired:
-        raise Broken(f"lm_eval does not end; its log is {log}") from None
-    finally:
-        _end(process)
-    if process.returncode != 0:
+    with _running(directory / "lm_eval.yaml", log, nobody, run.scratch) as child:
+        if not _ended(child, STALL_SECONDS):
+            raise Broken(f"lm_eval does not end; its log is {log}")
+    if child.poll() != 0:
         raise Broken(f"{reason(log.read_text(errors='replace'))}; lm_eval's log is {log}")
     samples = [json.loads(line) for line in _only(directory / "lm_eval", "samples_*.jsonl").open()]
     scores = {}
@@ -312,44 +312,47 @@ def read_scores(directory: Path, task: str) -> dict[str, Score]:
 def reason(log: str) -> str:
     """Why lm_eval ended, in one line, from what it printed."""
     lines = [line.strip() for line in log.splitlines() if line.strip()]
-    errors = [line for line in lines if re.match(r"(\w+\.)*\w*(Error|Exception)(:|$)", line)]
-    if not errors:
+    errors = (ERROR.match(line) for line in lines)
+    first = next((found for found in errors if found and found["kind"] != "CancelledError"), None)
+    if first is None:
         return f"lm_eval ended: {shown(lines[-1]) if lines else 'without a word'}"
-    name, _, text = errors[-1].partition(":")
-    kind = name.rpartition(".")[2]
-    refused = [
-        line.partition("API request failed")[2].strip(" !") for line in lines if "API request failed" in line
-    ]
+    kind, text = first["kind"], shown(first["text"] or "")
+    refused = [line.partition(REFUSED)[2].lstrip("! ") for line in lines if REFUSED in line]
     if kind in ("ClientResponseError", "HTTPError") and refused:
         return f"the server answers with an error: {shown(refused[-1].removesuffix(' Retrying...'))}"
-    if re.search("Connect|Disconnect|ClientOSError|Payload", kind):
-        return f"the server is gone ({shown(text) or kind})"
-    return f"lm_eval ended: {kind}: {shown(text)}"
+    if kind == "TimeoutError":
+        return f"no answer within {ANSWER_SECONDS:.0f} s"
+    if re.search("Connect|ClientOSError|Payload|Protocol", kind):
+        return f"the server is gone ({text or kind})"
+    return f"lm_eval ended: {kind}: {text}"
 
 
-def _start(settings: Path, log: Path, variables: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    with log.open("wb") as output:
-        return subprocess.Popen(
+@contextlib.contextmanager
+def _running(settings: Path, log: Path, target: Target, scratch: Path) -> Iterator[Child]:
+    """lm_eval, ended with the block; its log is complete then, and without the key, which lm_eval prints."""
+    variables = environment(target, scratch, os.environ)
+    with log.open("w", encoding="utf-8") as output:
+        child = Child(
             [sys.executable, "-m", "lm_eval", "run", "--config", str(settings)],
-            env=dict(variables),
-            cwd=settings.parent,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            # A Ctrl-C is for us alone: we end lm_eval ourselves.
-            start_new_session=True,
-            preexec_fn=die_with_parent(os.getpid()),
+            variables,
+            secrets=Secrets([target.api_key]),
+            sink=lambda line: print(line, file=output, flush=True),
         )
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    if process.poll() is None:
-        process.terminate()
         try:
-            process.wait(END_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.kill()
-    process.wait()
+            yield child
+        finally:
+            if child.poll() is None:
+                child.terminate()
+            if not _ended(child, END_SECONDS):
+                os.killpg(child.pid, signal.SIGKILL)
+            child.close(seconds=END_SECONDS)
+
+
+def _ended(child: Child, seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while child.poll() is None and time.monotonic() < deadline:
+        time.sleep(POLL_SECONDS)
+    return child.poll() is not None
 
 
 def _only(directory: Path, pattern: str) -> Path:
