@@ -68,6 +68,7 @@ def running(server: Server) -> Iterator[Server]:
         def _send(self, status: int, text: str) -> None:
             data = text.encode()
             self.send_response(status)
+            self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(data)))
             self.end_headers()
             self.wfile.write(data)

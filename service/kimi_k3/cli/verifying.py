@@ -277,6 +277,53 @@ def _reporting(out: Path) -> Iterator[None]:
             _told(f"no report: {error}")
 
 
+DatasetOption = Annotated[
+    str | None,
+    typer.Option(
+        "--dataset",
+        metavar="<path>",
+        help="Directory with GSM8K, as downloaded (main/*.parquet) or train.jsonl and test.jsonl.",
+        show_default=False,
+    ),
+]
+Own = Annotated[
+    bool,
+    typer.Option("--own", help="Ask the miniature's own word problems. Default where it is served."),
+]
+First = Annotated[
+    int | None,
+    typer.Option("--limit", min=1, help="Ask only so many questions, the first ones.", show_default=False),
+]
+AtATime = Annotated[int, typer.Option("--concurrency", min=1, help="Requests at a time.")]
+
+
+@app.command()
+@_asking
+def gsm8k(
+    target: Target,
+    dataset: DatasetOption = None,
+    own: Own = False,
+    limit: First = None,
+    concurrency: AtATime = 16,
+    out: Out = DEFAULT_OUT,
+) -> int:
+    """Ask GSM8K five-shot through lm_eval, as upstream did, and compare with what upstream published.
+
+    The exit code is 0 if it agrees, else 1.
+    """
+    from kimi_k3.verify.gsm8k import run_gsm8k
+
+    return run_gsm8k(
+        target,
+        out=given_path("--out", out),
+        dataset=_path("--dataset", dataset),
+        own=own,
+        limit=limit,
+        concurrency=concurrency,
+        report=_told,
+    )
+
+
 def _told(line: str) -> None:
     """Printed at once: whoever reads from a pipe sees each measurement as it comes."""
     print(line, flush=True)
