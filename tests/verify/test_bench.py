@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """verify bench: the loads, vLLM's JSON, what is compared with upstream, and what is kept.
 
-vLLM's own benchmark runs in tests/serving/test_verify_bench_long.py; here a script stands in for it.
+vLLM's own benchmark runs in tests/serving/test_verify.py; here a script stands in for it.
 """
 
 from __future__ import annotations

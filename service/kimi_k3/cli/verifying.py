@@ -313,15 +313,17 @@ def gsm8k(
     """
     from kimi_k3.verify.gsm8k import run_gsm8k
 
-    return run_gsm8k(
-        target,
-        out=given_path("--out", out),
-        dataset=_path("--dataset", dataset),
-        own=own,
-        limit=limit,
-        concurrency=concurrency,
-        report=_told,
-    )
+    path = given_path("--out", out)
+    with _reporting(path):
+        return run_gsm8k(
+            target,
+            out=path,
+            dataset=_path("--dataset", dataset),
+            own=own,
+            limit=limit,
+            concurrency=concurrency,
+            report=_told,
+        )
 
 
 def _told(line: str) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""verify bench and verify long against a real vLLM with the miniature, also when it is killed under them."""
+"""verify accuracy, bench and long against a real vLLM with the miniature, also when it is killed."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from kimi_k3.verify.keeping import read_results
+from kimi_k3.verify.predictions import read
 from kimi_k3.verify.results import Result, State
 from tests.serving.conftest import API_KEY
 from tests.serving.deployment import COMMAND, Deployment, Mode, environment, started
@@ -56,6 +57,7 @@ def test_bench(served: Deployment, tmp_path: Path) -> None:
     assert [line.split(" requests")[0] for line in output.splitlines()] == [
         "pass    bench 64/4, concurrency 1: 2/2",
         "pass    bench 64/4, concurrency 2: 4/4",
+        f"report: {tmp_path / 'report.html'}",
     ]
     figures = {figure.name: figure.value for figure in result.figures}
     assert figures["64/4, concurrency 2: TTFT, median"] > 0
@@ -64,13 +66,26 @@ def test_bench(served: Deployment, tmp_path: Path) -> None:
     assert not any(API_KEY in path.read_text() for path in tmp_path.rglob("*") if path.is_file())
 
 
+def test_accuracy(served: Deployment, tmp_path: Path) -> None:
+    """The exact miniature answers what it was never taught, and every position tells its likeliest tokens."""
+    output, errors = asking(served, tmp_path, "accuracy", "--count", "40").communicate(timeout=VERIFY_SECONDS)
+    result = kept_in(tmp_path)
+    figures = {figure.name: figure for figure in result.figures}
+    assert figures["right answers, mxfp4"].value >= 0.95, (output, errors)
+    assert figures["right answers, mxfp4"].count == 40
+    assert 1 <= figures["perplexity of answers, mxfp4"].value < 1.01
+    (predictions,) = read(tmp_path, warn=print)
+    assert all(len(at.likeliest) == 20 for one in predictions.predicted for at in one.positions)
+    assert {row.state for row in result.rows} == {State.PASS, State.NOT_RUN}
+
+
 def test_long(served: Deployment, tmp_path: Path) -> None:
     """The miniature was taught to find codes: up to 512 tokens it finds nearly all of them."""
     output, errors = asking(served, tmp_path, "long", "--up-to", "512", "--each", "3").communicate(
         timeout=VERIFY_SECONDS
     )
     result = kept_in(tmp_path)
-    assert (result.broken_off, len(result.rows)) == (None, len(output.splitlines())), errors
+    assert (result.broken_off, len(result.rows)) == (None, len(output.splitlines()) - 1), errors
     found = sum(round(figure.value * (figure.count or 0)) for figure in result.figures)
     asked = sum(figure.count or 0 for figure in result.figures)
     assert asked >= 9
@@ -78,20 +93,23 @@ def test_long(served: Deployment, tmp_path: Path) -> None:
     assert max(result.curves[0].x) > 250
 
 
-def test_a_server_killed_under_both(tmp_path: Path) -> None:
-    """Each ends by itself, with one line, and keeps what it had measured."""
+def test_a_server_killed_under_all(tmp_path: Path) -> None:
+    """Each ends by itself, with one line, keeps what it had measured and makes the report of it."""
     with started(MINIATURE, tmp_path, Mode(), api_key=API_KEY, killed=True) as served:
         # The second load takes many minutes.
         loads = ("--sweep", "8/1/1/1", "--sweep", "64/900/2/40")
         bench = asking(served, tmp_path / "bench", "bench", "--no-standard", *loads)
         until(lambda: "main benchmark" in text(tmp_path / "bench" / "bench" / "64-900-2-40.log"))
+        accuracy = asking(served, tmp_path / "accuracy", "accuracy", "--count", "1000")
         long = asking(served, tmp_path / "long", "long")
         until(lambda: bool(rows(tmp_path / "long")))
+        until(lambda: any(one.figures for one in read_results(tmp_path / "accuracy")))
         for process in psutil.Process(served.supervisor.pid).children(recursive=True):
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
-        ended = {"bench": bench.communicate(timeout=300), "long": long.communicate(timeout=300)}
-    assert (bench.returncode, long.returncode) == (1, 1), ended
+        running = {"accuracy": accuracy, "bench": bench, "long": long}
+        ended = {kind: process.communicate(timeout=300) for kind, process in running.items()}
+    assert [process.returncode for process in running.values()] == [1, 1, 1], ended
     for kind, (_, errors) in ended.items():
         (line,) = errors.strip().splitlines()
         result = kept_in(tmp_path / kind)
@@ -100,6 +118,7 @@ def test_a_server_killed_under_both(tmp_path: Path) -> None:
         assert "the server is gone" in (result.broken_off or "")
         assert result.ended is None
         assert result.rows[0].state is State.PASS
+        assert (tmp_path / kind / "report.html").exists()
     assert kept_in(tmp_path / "bench").rows[1].state is State.FAIL
 
 
