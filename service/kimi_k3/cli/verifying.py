@@ -326,6 +326,46 @@ def gsm8k(
         )
 
 
+@app.command("all")
+@_asking
+def everything(
+    target: Target,
+    profile: Annotated[str, typer.Option(help="That is served.")],
+    out: Out = DEFAULT_OUT,
+    dataset: DatasetOption = None,
+    checkpoint: BenchCheckpoint = None,
+    trust_remote_code: RemoteCode = False,
+    short: Annotated[
+        bool | None,
+        typer.Option(
+            "--short/--full",
+            help="How much is asked. Default: short for a profile that runs on CPUs.",
+            show_default=False,
+        ),
+    ] = None,
+) -> int:
+    """Make every verification, one after the other, and print upstream's table of them.
+
+    The exit code is 1 if anything failed; what was not run is no failure, and is said.
+    """
+    from kimi_k3.profiles.load import load_profile
+    from kimi_k3.verify.everything import run_all
+
+    path = given_path("--out", out)
+    with _reporting(path):
+        state = run_all(
+            target,
+            path,
+            profile=load_profile(profile),
+            dataset=_path("--dataset", dataset),
+            checkpoint=_path("--checkpoint", checkpoint),
+            remote_code=trust_remote_code,
+            short=short,
+            report=_told,
+        )
+    return _code(state)
+
+
 def _told(line: str) -> None:
     """Printed at once: whoever reads from a pipe sees each measurement as it comes."""
     print(line, flush=True)

@@ -18,6 +18,7 @@ from kimi_k3.errors import OperatorError
 from kimi_k3.verify.keeping import read_results
 from kimi_k3.verify.plots import plots
 from kimi_k3.verify.results import Figure, Kind, Result, Setting
+from kimi_k3.verify.validation import validation
 
 FILES = ("report.html", "report.md")
 
@@ -68,6 +69,7 @@ def rendered(results: Sequence[Result], name: str, moment: datetime) -> str:
     return environment.get_template(f"{name}.j2").render(
         results={result.kind.value: result for result in results},
         kinds=[kind.value for kind in Kind],
+        validated=validation(results),
         subject=next((one.subject for one in results if one.subject.model), results[0].subject),
         plots={
             result.kind.value: []
