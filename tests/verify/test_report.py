@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -75,6 +76,15 @@ def test_plots_are_in_the_page_itself() -> None:
     for outside in ("<script", "<link", "src=", "@import"):
         assert outside not in page
     assert rendered([ACCURACY], FILES[0], MOMENT) == page
+
+
+def test_without_matplotlib_there_are_the_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An image that serves has jinja2, by vLLM, and no matplotlib."""
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.delitem(sys.modules, "kimi_k3.verify.plots", raising=False)
+    page = rendered([ACCURACY], FILES[0], MOMENT)
+    assert "<svg" not in page
+    assert "8.017e-08 nats" in page
 
 
 def test_a_run_that_was_broken_off_says_so_first(tmp_path: Path) -> None:

@@ -16,8 +16,7 @@ from markupsafe import Markup
 from kimi_k3 import __version__
 from kimi_k3.errors import OperatorError
 from kimi_k3.verify.keeping import read_results
-from kimi_k3.verify.plots import plots
-from kimi_k3.verify.results import Figure, Kind, Result, Setting
+from kimi_k3.verify.results import Curve, Figure, Kind, Result, Setting
 from kimi_k3.verify.validation import validation
 
 FILES = ("report.html", "report.md")
@@ -72,14 +71,21 @@ def rendered(results: Sequence[Result], name: str, moment: datetime) -> str:
         validated=validation(results),
         subject=next((one.subject for one in results if one.subject.model), results[0].subject),
         plots={
-            result.kind.value: []
-            if markdown
-            else [(title, Markup(svg)) for title, svg in plots(result.curves)]
-            for result in results
+            result.kind.value: [(title, Markup(svg)) for title, svg in _plots(result.curves)]
+            for result in ([] if markdown else results)
         },
         made=f"{moment:%Y-%m-%d %H:%M} UTC",
         version=__version__,
     )
+
+
+def _plots(curves: Sequence[Curve]) -> list[tuple[str, str]]:
+    """None where matplotlib is not installed, as in an image that serves: the tables say the same."""
+    try:
+        from kimi_k3.verify.plots import plots
+    except ImportError:
+        return []
+    return plots(curves)
 
 
 def _number(value: float | None) -> str:
