@@ -109,7 +109,7 @@ def _rows(path: Path) -> list[object]:
             import pyarrow.parquet as parquet
 
             return list(parquet.read_table(path).to_pylist())
-        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+        return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line.strip()]
     except (OSError, ValueError) as error:
         # pyarrow's errors are ValueErrors; an LFS pointer in place of the file is the usual one.
         raise _wrong(path, f"cannot be read: {' '.join(str(error).split())[:120]}") from None

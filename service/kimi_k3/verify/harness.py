@@ -271,7 +271,9 @@ def score_answered(run: Run) -> dict[str, Score]:
             raise Broken(f"lm_eval does not end; its log is {log}")
     if child.poll() != 0:
         raise Broken(f"{reason(log.read_text(errors='replace'))}; lm_eval's log is {log}")
-    samples = [json.loads(line) for line in _only(directory / "lm_eval", "samples_*.jsonl").open()]
+    path = _only(directory / "lm_eval", "samples_*.jsonl")
+    # Not splitlines: lm_eval writes other languages' line ends as they are.
+    samples = [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
     scores = {}
     for name in FILTERS:
         right = [
@@ -322,7 +324,7 @@ def reason(log: str) -> str:
         return f"the server answers with an error: {shown(refused[-1].removesuffix(' Retrying...'))}"
     if kind == "TimeoutError":
         return f"no answer within {ANSWER_SECONDS:.0f} s"
-    if re.search("Connect|ClientOSError|Payload|Protocol", kind):
+    if re.search("Connect|Disconnect|ClientOSError|Payload|Protocol", kind):
         return f"the server is gone ({text or kind})"
     return f"lm_eval ended: {kind}: {text}"
 
