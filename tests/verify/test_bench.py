@@ -322,7 +322,7 @@ def test_not_run(
         code = run(["verify", "bench", "--engine", server.url, "--no-sidecar", "--out", str(tmp_path)])
     assert code == 1
     lines = capsys.readouterr().out.splitlines()
-    assert [line[:8] for line in lines] == ["not run "] * 2
+    assert [line[:8] for line in lines] == [*["not run "] * 2, "report: "]
     assert ("vLLM is not installed" if case == "vLLM" else "give --checkpoint") in lines[0]
     assert kept_in(tmp_path).state is State.NOT_RUN
 
