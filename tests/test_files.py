@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kimi_k3.files import FileTooLarge, NotRegularFile, open_regular, read_small
+from kimi_k3.files import FileTooLarge, NotRegularFile, open_regular, read_small, write_whole
 
 
 @pytest.mark.parametrize("size", [0, 1, 10])
@@ -107,3 +107,16 @@ def test_not_inherited(tmp_path: Path) -> None:
     (tmp_path / "x").touch()
     with open_regular(tmp_path / "x") as file:
         assert not os.get_inheritable(file.fileno())
+
+
+def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
+    """What was there stays where writing fails, and nothing lies beside it."""
+    path = tmp_path / "kept"
+    write_whole(path, b"old")
+    write_whole(path, b"new")
+    assert path.read_bytes() == b"new"
+    assert path.stat().st_mode & 0o777 == 0o644
+    (tmp_path / "taken").mkdir()
+    with pytest.raises(OSError, match="directory"):
+        write_whole(tmp_path / "taken", b"never")
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["kept", "taken"]

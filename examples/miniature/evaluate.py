@@ -18,25 +18,12 @@ from typing import Any
 import httpx
 
 from kimi_k3.verify import questions
+from kimi_k3.verify.statistics import share_error, wilson
 
 MAX_TOKENS = 160
 """The longest answer has about 110."""
 AT_A_TIME = 8
 """Requests; as many as the profile cpu-tiny serves at once."""
-
-
-def standard_error(right: int, count: int) -> float:
-    """Of a share, by the normal approximation; 0 at the ends, where it says nothing."""
-    share = right / count
-    return float((share * (1 - share) / count) ** 0.5)
-
-
-def wilson(right: int, count: int, z: float = 1.96) -> tuple[float, float]:
-    """The 95 % interval of a share by Wilson's formula, which holds near 0 and 1, too."""
-    share, shrink = right / count, 1 + z * z / count
-    middle = (share + z * z / (2 * count)) / shrink
-    half = z / shrink * (share * (1 - share) / count + z * z / (4 * count * count)) ** 0.5
-    return middle - half, min(1.0, middle + half)
 
 
 def summary(correct: Sequence[bool]) -> dict[str, Any]:
@@ -46,7 +33,7 @@ def summary(correct: Sequence[bool]) -> dict[str, Any]:
         "questions": count,
         "right": right,
         "accuracy": right / count,
-        "standard_error": standard_error(right, count),
+        "standard_error": share_error(right, count),
         "interval_95": wilson(right, count),
     }
 

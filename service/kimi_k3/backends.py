@@ -58,13 +58,10 @@ def run_backends(checkpoint: Path, *, profile_name: str, weights: str | None, as
 
 
 def _ask(request: Request, variables: dict[str, str]) -> Answer:
-    # Not as part of a start that may be running, and whoever only asks need not consent.
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
-    environment |= {**variables, ACCEPT_LOSSY: "1"}
     try:
         done = subprocess.run(
             [sys.executable, "-m", MODULE, request.model_dump_json()],
-            env=environment,
+            env=environment_apart(variables),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -86,6 +83,15 @@ def _ask(request: Request, variables: dict[str, str]) -> Answer:
         remedy="run kimi-k3 preflight, which finds what is wrong with it",
         exit_code=ExitCode.ENGINE,
     )
+
+
+def environment_apart(variables: dict[str, str]) -> dict[str, str]:
+    """For a process that asks vLLM: with a profile's variables, not as part of a start that may be running.
+
+    Whoever only asks need not consent.
+    """
+    around = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
+    return {**around, **variables, ACCEPT_LOSSY: "1"}
 
 
 def _print(answer: Answer, profile_name: str) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Open files whose place in the file system somebody else decides, without hanging or filling the memory.
+"""Files: read without hanging or filling the memory, written whole or not at all.
 
 A name may lead to a FIFO (opening it waits for a writer that never comes) or to a device (``/dev/zero`` never
 ends), through a symlink as well. The lowest room: the standard library only.
@@ -7,9 +7,11 @@ ends), through a symlink as well. The lowest room: the standard library only.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import stat
+import tempfile
 from pathlib import Path
 from typing import BinaryIO
 
@@ -75,3 +77,24 @@ def read_small(path: Path, *, limit: int) -> bytes:
     if max(size, len(raw)) > limit:
         raise FileTooLarge(errno.EFBIG, f"it is larger than {limit:,} bytes", os.fspath(path))
     return raw
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Write ``path`` by atomic rename: a reader sees the old file or the new one, never a part.
+
+    No fsync: after a power cut the file may be empty.
+
+    Raises:
+        OSError: the directory is full, read-only or gone; nothing is left behind.
+    """
+    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with os.fdopen(handle, "wb") as stream:
+            stream.write(data)
+        # mkstemp gives 0600; other users may read what this one made.
+        Path(temporary).chmod(0o644)
+        Path(temporary).replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            Path(temporary).unlink()
+        raise

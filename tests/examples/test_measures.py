@@ -11,6 +11,7 @@ from examples.miniature import evaluate
 from examples.miniature.divergence import divergence, experts_kept, experts_noted
 
 from kimi_k3.checkpoint import make_tiny_checkpoint
+from kimi_k3.verify.statistics import share_error, wilson
 from tests.reference import forward
 from tests.reference.forward import ReferenceModel
 
@@ -45,9 +46,9 @@ def test_kept_experts_are_those_of_the_exact_model(tmp_path: Path) -> None:
 
 def test_interval_does_not_vanish_at_the_end() -> None:
     """200 of 200 is no proof of 100 %: the normal approximation says so, Wilson's interval does not."""
-    assert evaluate.standard_error(200, 200) == 0
-    low, high = evaluate.wilson(200, 200)
+    assert share_error(200, 200) == 0
+    low, high = wilson(200, 200)
     assert low == pytest.approx(0.98116, abs=1e-5)
     assert high == 1.0
-    assert evaluate.standard_error(150, 200) == pytest.approx(0.0306186)
+    assert share_error(150, 200) == pytest.approx(0.0306186)
     assert evaluate.summary([True, False, True, True])["accuracy"] == 0.75

@@ -7,12 +7,12 @@ import contextlib
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from importlib import resources
 from pathlib import Path
 
 import psutil
 import pytest
 
+from kimi_k3.checkpoint import MINIATURE
 from kimi_k3.verify.keeping import read_results
 from kimi_k3.verify.predictions import read
 from kimi_k3.verify.results import Result, State
@@ -21,7 +21,6 @@ from tests.serving.deployment import COMMAND, Deployment, Mode, environment, sta
 
 pytestmark = pytest.mark.engine
 
-MINIATURE = Path(str(resources.files("kimi_k3.checkpoint"))) / "miniature"
 VERIFY_SECONDS = 900
 
 

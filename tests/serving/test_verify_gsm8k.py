@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import subprocess
 import time
-from importlib import resources
 from pathlib import Path
 
 import psutil
 import pytest
 
+from kimi_k3.checkpoint import MINIATURE
 from kimi_k3.verify.keeping import read_results
 from kimi_k3.verify.results import Result, State
 from tests.serving.conftest import API_KEY
@@ -18,7 +18,6 @@ from tests.serving.deployment import COMMAND, Deployment, Mode, environment, sta
 
 pytestmark = pytest.mark.engine
 
-MINIATURE = Path(str(resources.files("kimi_k3.checkpoint"))) / "miniature"
 VERIFY_SECONDS = 900
 
 

@@ -3,15 +3,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import tempfile
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
 from pydantic import BaseModel
 
+from kimi_k3.files import write_whole
 from kimi_k3.journal.models import Record
 
 
@@ -29,17 +27,7 @@ def write_record(directory: Path, name: str, record: BaseModel) -> None:
     Raises:
         OSError: the directory is full, read-only or gone; nothing is left behind.
     """
-    handle, temporary = tempfile.mkstemp(prefix=f".{name}.", dir=directory)
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as stream:
-            stream.write(record.model_dump_json(indent=1))
-        # mkstemp gives 0600; the sidecar may run as another user.
-        Path(temporary).chmod(0o644)
-        Path(temporary).replace(directory / name)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            Path(temporary).unlink()
-        raise
+    write_whole(directory / name, record.model_dump_json(indent=1).encode())
 
 
 class PatientWriter:

@@ -97,7 +97,7 @@ def run_accuracy(
         finally:
             _keep(sheet, out, predictions, found, report)
         for row in sheet.result.rows:
-            report(f"{row.state}: {row.name}: {row.evidence}")
+            report(row.line)
     return sheet.result.state
 
 

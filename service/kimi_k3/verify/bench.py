@@ -408,7 +408,7 @@ def run_bench(
                     rows=[Row(name=f"bench {load}", state=State.NOT_RUN, evidence=why) for load, _ in loads]
                 )
                 for row in sheet.result.rows:
-                    report(line_of(row))
+                    report(row.line)
                 return ExitCode.FAILED
             environment, found = bench_environment(environ, target), dict[Load, Measured]()
             for number, (load, wanted) in enumerate(loads):
@@ -423,15 +423,10 @@ def run_bench(
                     figures=[*sheet.result.figures, *figures_of(load, measured)],
                     curves=curves_of(found),
                 )
-                report(line_of(row))
+                report(row.line)
                 if measured.failed:
                     engine.length_limit()  # Broken, if it is gone: the next load would say nothing new.
     return ExitCode.OK if sheet.result.state is State.PASS else ExitCode.FAILED
-
-
-def line_of(row: Row) -> str:
-    """A row as it is printed."""
-    return f"{row.state:<8}{row.name}: {row.evidence}"
 
 
 def _told(engine: Api) -> tuple[int | None, str | None]:

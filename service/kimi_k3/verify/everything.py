@@ -11,6 +11,7 @@ from pathlib import Path
 from kimi_k3.errors import OperatorError
 from kimi_k3.profiles.schema import Profile
 from kimi_k3.sidecar.status import Status
+from kimi_k3.verify import smoke
 from kimi_k3.verify.accuracy import run_accuracy
 from kimi_k3.verify.asking import api, subject_of
 from kimi_k3.verify.bench import parse_load, run_bench
@@ -19,7 +20,6 @@ from kimi_k3.verify.keeping import kept, read_results
 from kimi_k3.verify.kernel import run_kernel
 from kimi_k3.verify.long import run_long
 from kimi_k3.verify.results import Kind, Row, State
-from kimi_k3.verify.smoke import Wrong, checks
 from kimi_k3.verify.target import Target
 from kimi_k3.verify.validation import validation
 from kimi_k3.watch.client import NoAnswer, NotUnderstood, Sidecar
@@ -136,7 +136,7 @@ def run_all(
     rows = validation(read_results(out))
     report("--- what upstream validated")
     for row in rows:
-        report(f"{row.state:7} {row.name}: {row.evidence}")
+        report(row.line)
     return State.FAIL if any(row.state is State.FAIL for row in rows) else State.PASS
 
 
@@ -145,14 +145,9 @@ def _smoke(target: Target, out: Path, report: Report) -> None:
     if target.sidecar is None:
         raise OperatorError("verify smoke: --no-sidecar leaves nothing to ask", remedy="give --sidecar")
     with kept(out, Kind.SMOKE, subject_of(target), {}) as sheet:
-        rows = [_graphs(target.sidecar, target)]
-        for name, check in checks(target):
-            try:
-                rows.append(Row(name=name, state=State.PASS, evidence=check()))
-            except Wrong as error:
-                rows.append(Row(name=name, state=State.FAIL, evidence=str(error)))
-            report(f"{rows[-1].state}: {name}: {rows[-1].evidence}")
-        sheet.note(rows=rows)
+        for row in (_graphs(target.sidecar, target), *smoke.rows(target)):
+            sheet.note(rows=[*sheet.result.rows, row])
+            report(row.line)
 
 
 def _graphs(url: str, target: Target) -> Row:

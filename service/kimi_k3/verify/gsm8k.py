@@ -17,7 +17,6 @@ from typing import Final
 from kimi_k3.errors import ExitCode, OperatorError
 from kimi_k3.verify import harness
 from kimi_k3.verify.asking import Api, api, subject_of
-from kimi_k3.verify.bench import line_of
 from kimi_k3.verify.dataset import GSM8K_QUESTIONS, HOW_TO_GET, Dataset, read_dataset, write_dataset
 from kimi_k3.verify.harness import FILTERS, SHOTS, Run, Score
 from kimi_k3.verify.keeping import Broken, Sheet, kept
@@ -278,5 +277,5 @@ def _directory(out: Path) -> Path:
 
 def _told(sheet: Sheet, report: Callable[[str], None]) -> int:
     for row in sheet.result.rows:
-        report(line_of(row))
+        report(row.line)
     return ExitCode.OK if sheet.result.state is State.PASS else ExitCode.FAILED

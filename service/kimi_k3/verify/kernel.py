@@ -7,12 +7,12 @@ start, and for the record: its shape and batches are those of the kernel's autho
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from kimi_k3.backends import environment_apart
 from kimi_k3.errors import OperatorError
 from kimi_k3.preflight.hardware import hardware
 from kimi_k3.preflight.machine import Machine
@@ -22,7 +22,6 @@ from kimi_k3.verify.keeping import Broken, kept
 from kimi_k3.verify.results import Curve, Figure, Kind, Row, State, Subject
 from kimi_k3.verify.target import Target
 from kimi_k3.words.backends import Request
-from kimi_k3.words.environment import ACCEPT_LOSSY, PREFIX
 from kimi_k3.words.proving import MARK, PRODUCTION, REDUCED, Measured, Proven
 
 MODULE = "kimi_k3.engine.proving"
@@ -62,7 +61,7 @@ def run_kernel(
         rows = list(_rows(proven, measured))
         sheet.note(rows=[*rows, _production(proven, small, rows)])
         for row in sheet.result.rows:
-            report(f"{row.state}: {row.name}: {row.evidence}")
+            report(row.line)
     return sheet.result.state
 
 
@@ -80,13 +79,10 @@ def _ask(request: Request, variables: dict[str, str]) -> Iterator[Proven | Measu
     Raises:
         Broken: it ended with an error.
     """
-    # Not as part of a start that may be running, and whoever only asks need not consent.
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
-    environment |= {**variables, ACCEPT_LOSSY: "1"}
     last = "silence"
     with subprocess.Popen(
         [sys.executable, "-m", MODULE, request.model_dump_json()],
-        env=environment,
+        env=environment_apart(variables),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

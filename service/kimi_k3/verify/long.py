@@ -274,7 +274,7 @@ def run_long(
                     figures=[*sheet.result.figures, figure_of(length)],
                     curves=curves_of(measured),
                 )
-                report(f"{row.state:<8}{row.name}: {row.evidence}")
+                report(row.line)
     return ExitCode.OK if sheet.result.state is State.PASS else ExitCode.FAILED
 
 

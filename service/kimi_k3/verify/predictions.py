@@ -10,8 +10,6 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
-import os
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -21,6 +19,7 @@ from typing import Any, Literal
 from pydantic import NonNegativeFloat, ValidationError
 
 from kimi_k3.errors import ExitCode, OperatorError
+from kimi_k3.files import write_whole
 from kimi_k3.verify.asking import Api
 from kimi_k3.verify.keeping import Broken
 from kimi_k3.verify.questions import Example, few_shot_turn, held_out_examples, is_correct
@@ -207,15 +206,7 @@ def write(directory: Path, predictions: Predictions) -> Path:
     """
     path = directory / file_name(predictions.subject)
     try:
-        handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=directory)
-        try:
-            with os.fdopen(handle, "wb") as raw, gzip.GzipFile(fileobj=raw, mode="wb", mtime=0) as stream:
-                stream.write(predictions.model_dump_json().encode())
-            Path(temporary).chmod(0o644)
-            Path(temporary).replace(path)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
+        write_whole(path, gzip.compress(predictions.model_dump_json().encode(), mtime=0))
     except OSError as error:
         raise OperatorError(
             f"--out {directory}: cannot write {path.name}: {error.strerror or error}",

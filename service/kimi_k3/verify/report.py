@@ -4,8 +4,6 @@
 from __future__ import annotations
 
 import math
-import os
-import tempfile
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -15,6 +13,7 @@ from markupsafe import Markup
 
 from kimi_k3 import __version__
 from kimi_k3.errors import OperatorError
+from kimi_k3.files import write_whole
 from kimi_k3.verify.keeping import read_results
 from kimi_k3.verify.results import Curve, Figure, Kind, Result, Setting
 from kimi_k3.verify.validation import validation
@@ -126,11 +125,7 @@ def _cell(text: str) -> str:
 
 def _write(path: Path, text: str) -> None:
     try:
-        handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-        with os.fdopen(handle, "w", encoding="utf-8") as stream:
-            stream.write(text)
-        Path(temporary).chmod(0o644)
-        Path(temporary).replace(path)
+        write_whole(path, text.encode())
     except OSError as error:
         raise OperatorError(
             f"--out {path.parent}: cannot write {path.name}: {error.strerror or error}",

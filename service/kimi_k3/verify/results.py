@@ -51,6 +51,11 @@ class Row(Kept):
     state: State
     evidence: str
 
+    @property
+    def line(self) -> str:
+        """As it is printed."""
+        return f"{self.state:<8}{self.name}: {self.evidence}"
+
 
 class Figure(Kept):
     """A measured number.

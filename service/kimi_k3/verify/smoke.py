@@ -17,6 +17,7 @@ from kimi_k3.errors import ExitCode, OperatorError
 from kimi_k3.sidecar.status import Deployment, ServedWeights, Status
 from kimi_k3.sidecar.warning import LOSSY_WEIGHTS, Warnings
 from kimi_k3.verify.asking import shown
+from kimi_k3.verify.results import Row, State
 from kimi_k3.verify.target import Target
 from kimi_k3.watch.client import NoAnswer, NotUnderstood, Sidecar
 
@@ -46,13 +47,19 @@ def run_smoke(target: Target, *, report: Callable[[str], None]) -> int:
             exit_code=ExitCode.USAGE,
         )
     wrong = 0
+    for row in rows(target):
+        wrong += row.state is State.FAIL
+        report(f"{'wrong' if row.state is State.FAIL else 'ok':<6}{row.name}: {row.evidence}")
+    return ExitCode.FAILED if wrong else ExitCode.OK
+
+
+def rows(target: Target) -> Iterator[Row]:
+    """What each check found, as it is made."""
     for name, check in checks(target):
         try:
-            report(f"ok    {name}: {check()}")
+            yield Row(name=name, state=State.PASS, evidence=check())
         except Wrong as error:
-            wrong += 1
-            report(f"wrong {name}: {error}")
-    return ExitCode.FAILED if wrong else ExitCode.OK
+            yield Row(name=name, state=State.FAIL, evidence=str(error))
 
 
 def checks(target: Target) -> Iterator[tuple[str, Callable[[], str]]]:

@@ -25,7 +25,8 @@ def wilson(right: int, count: int, z: float = Z95) -> tuple[float, float]:
     share, shrink = right / count, 1 + z * z / count
     middle = (share + z * z / (2 * count)) / shrink
     half = z / shrink * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count))
-    return max(0.0, middle - half), min(1.0, middle + half)
+    # At the ends exactly so, which rounding would miss.
+    return middle - half if right else 0.0, middle + half if right < count else 1.0
 
 
 def mean_and_error(values: Sequence[float]) -> tuple[float, float | None]:
