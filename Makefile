@@ -35,7 +35,7 @@ images: ## build all images; the ROCm one pulls a large base
 	KIMI_K3_HARDWARE=mi325x KIMI_K3_MODEL_DIR=/ KIMI_K3_API_KEY_FILE=/dev/null KIMI_K3_RENDER_GID=0 KIMI_K3_VIDEO_GID=0 \
 	  docker compose --profile mi325x build engine
 
-up: ## in containers: vLLM on the CPU with a tiny checkpoint, sidecar, Prometheus; ready when it returns
+up: ## in containers: vLLM on the CPU with the miniature, sidecar, Prometheus; ready when it returns
 	KIMI_K3_HARDWARE=cpu docker compose --profile cpu up --build --detach --wait
 
 down: ## end what `make up` started, and remove its volumes

@@ -1,4 +1,4 @@
-# The engine on a CPU, to try the product: vLLM's CPU build, our package, a tiny checkpoint.
+# The engine on a CPU, to try the product: vLLM's CPU build, our package and its miniature.
 ARG PYTHON_IMAGE
 
 FROM ${PYTHON_IMAGE} AS wheel
@@ -51,10 +51,11 @@ RUN --mount=type=bind,source=docker/build,target=/docker --mount=type=bind,from=
     --mount=type=bind,from=inventory,source=/inventory,target=/inventory \
     /docker/pip --python /opt/kimi-k3/bin/python install --quiet --no-deps --no-index /wheel/*.whl \
     && /docker/inventory /opt/kimi-k3 --no-validate \
-    && HOME=/tmp /opt/kimi-k3/bin/kimi-k3 checkpoint make /opt/kimi-k3/tiny
+    && miniature="$(/opt/kimi-k3/bin/python -c 'from kimi_k3.checkpoint import shipped; print(shipped.MINIATURE)')" \
+    && ln --symbolic "${miniature}" /opt/kimi-k3/miniature
 ARG VERSION
 LABEL org.opencontainers.image.title="kimi-k3-gfx942 on a CPU" \
-      org.opencontainers.image.description="vLLM on a CPU with a tiny Kimi-K3 checkpoint" \
+      org.opencontainers.image.description="vLLM on a CPU with a miniature of Kimi-K3" \
       org.opencontainers.image.licenses="Apache-2.0" \
       org.opencontainers.image.version="${VERSION}"
 ENV PATH=/opt/kimi-k3/bin:$PATH HOME=/cache XDG_CACHE_HOME=/cache KIMI_K3_STATE_DIR=/state PYTHONUNBUFFERED=1 \
@@ -63,4 +64,4 @@ USER 10001:0
 EXPOSE 8000
 HEALTHCHECK --interval=10s --timeout=10s --start-period=15m CMD ["kimi-k3", "healthcheck"]
 ENTRYPOINT ["kimi-k3"]
-CMD ["serve", "/opt/kimi-k3/tiny", "--profile", "cpu-tiny", "--host", "0.0.0.0"]
+CMD ["serve", "/opt/kimi-k3/miniature", "--profile", "cpu-tiny", "--host", "0.0.0.0"]

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -13,12 +15,13 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.docker.engine import Docker
+from tests.docker.engine import ROOT, Docker
 from tests.ports import free_port
 
 pytestmark = pytest.mark.engine
 
 START_SECONDS = 300.0
+JSON = {"content-type": "application/json"}
 
 
 @dataclass(frozen=True)
@@ -49,10 +52,11 @@ class Running:
         return found
 
     def chat(self) -> str:
-        """An answered completion."""
-        body = {"model": "kimi-k3", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 8}
+        """The answer to the question of docs/docker.md."""
+        body = re.search(r"^  -d '(.+)'$", (ROOT / "docs/docker.md").read_text(), re.M)
+        assert body
         url = f"http://127.0.0.1:{self.ports['engine']}/v1/chat/completions"
-        answer = httpx.post(url, json=body, trust_env=False, timeout=120)
+        answer = httpx.post(url, content=body[1], headers=JSON, trust_env=False, timeout=120)
         assert answer.status_code == 200, answer.text
         text: str = answer.json()["choices"][0]["message"]["content"]
         return text
@@ -90,7 +94,7 @@ def composed(images: Docker) -> Iterator[Running]:
 
 def test_answers(composed: Running) -> None:
     """Published on this machine: the API, the sidecar, Prometheus, which has scraped both."""
-    assert composed.chat()
+    assert composed.chat().endswith("#### 14")
     assert composed.ready()
     assert composed.sidecar("/status")["weights"]["lossy"] is True
     assert "Kimi" in composed.get("sidecar", "/").text
@@ -127,6 +131,32 @@ def test_confined(composed: Running) -> None:
         assert "Read-only file system" in refused
 
 
+def runbook() -> tuple[str, list[str]]:
+    """What the runbook defines for Compose, and its commands but those of AMD's programs."""
+    first, *blocks = re.findall(r"```sh\n(.*?)```", (ROOT / "docs/runbook.md").read_text(), re.DOTALL)
+    defined = first.split("# Compose", 1)[1].split("\n", 1)[1].replace("mi325x", "cpu")
+    lines = {line for block in blocks for line in block.splitlines()}
+    known = re.compile(r"events|logs (sidecar|engine)|on (sidecar|engine) (?!amd-smi|cat /proc)")
+    return defined, sorted(filter(known.match, lines))
+
+
+@pytest.mark.parametrize("line", runbook()[1])
+def test_the_runbooks_commands(composed: Running, line: str) -> None:
+    """Whoever is on call at night types what stands there, and it must work as it stands."""
+    told = line.replace("/models/Kimi-K3", "/opt/kimi-k3/miniature")
+    done = subprocess.run(
+        ["bash", "-euc", f"{runbook()[0]}\n{told}"],
+        cwd=composed.docker.checkout,
+        env={**composed.docker.variables, "COMPOSE_PROJECT_NAME": composed.docker.project},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout
+
+
 def test_a_killed_engine_comes_back(composed: Running) -> None:
     """kill -9 of the engine's core: the supervisor ends with its reason, and Docker starts it anew."""
     before = composed.container("engine")["RestartCount"]
@@ -139,7 +169,7 @@ def test_a_killed_engine_comes_back(composed: Running) -> None:
     wait_until(lambda: not composed.ready(), "not ready", 10)
     wait_until(lambda: composed.container("engine")["RestartCount"] > before, "a restart", 60)
     wait_until(composed.ready, "ready again")
-    assert composed.chat()
+    assert composed.chat().endswith("#### 14")
 
 
 def test_restart_in_the_middle_of_a_start(composed: Running) -> None:
@@ -155,7 +185,7 @@ def test_restart_in_the_middle_of_a_start(composed: Running) -> None:
     composed.docker.compose("--profile", "cpu", "restart", "engine")
     wait_until(lambda: composed.sidecar("/status")["deployment"]["start_id"] != first, "another start")
     wait_until(composed.ready, "ready")
-    assert composed.chat()
+    assert composed.chat().endswith("#### 14")
 
 
 def test_down_leaves_nothing(composed: Running) -> None:

@@ -94,6 +94,15 @@ def test_every_pin_is_used() -> None:
     assert {name for name in PINS if f"${{{name}}}" not in text} == set()
 
 
+def test_images_are_pinned_by_digest() -> None:
+    """A tag may name another image tomorrow. The ROCm base alone has none: nobody here has pulled it."""
+    images = {name: value for name, value in PINS.items() if name.endswith("_IMAGE")}
+    without = {
+        name for name, value in images.items() if not re.search(r":[\w.-]+@sha256:[0-9a-f]{64}$", value)
+    }
+    assert without == {"ROCM_IMAGE"}
+
+
 def test_example() -> None:
     """.env.example tells every variable that may be set, and no other."""
     text = "".join(path.read_text() for path in (*COMPOSE_FILES, ROOT / "compose.yaml"))

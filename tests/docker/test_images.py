@@ -108,7 +108,7 @@ def test_a_change_of_our_code(images: Docker) -> None:
             found = inspected(images, new)["RootFS"]["Layers"]
             assert found[:-1] == layers[:-1], "another layer than the last one is new"
             assert found[-1] != layers[-1]
-            assert last_layer_bytes(images, new) < 45e6
+            assert last_layer_bytes(images, new) < 25e6
     finally:
         changed.write_text(text)
 

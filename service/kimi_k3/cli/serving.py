@@ -203,7 +203,7 @@ def demo(
     ] = SIDECAR_PORT,
     once: Annotated[bool, typer.Option("--once", help="End after the first answer.")] = False,
 ) -> None:
-    """Make a tiny checkpoint, serve it on this machine, ask it one question."""
+    """Serve the miniature, which comes with this program, on this machine; ask it one question."""
     from kimi_k3.demo import run_demo
     from kimi_k3.plan.options import choose
     from kimi_k3.words.weights import Weights
