@@ -174,6 +174,8 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seen]:
             )
             core.kill()
             reach(ENGINE, Phase.FAILED)
+            # Tests look at every second, and it has been seen for less than one.
+            time.sleep(2)
             yield Seen(running, begin, time.time())
 
 
