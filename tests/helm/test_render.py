@@ -242,6 +242,7 @@ def test_no_secret_but_by_name() -> None:
     """There is no value that takes a secret, so none can be rendered, and each is a file in the pod."""
     found = rendered(EVERYTHING, apis=APIS)
     assert not [each for each in found if each["kind"] == "Secret"]
+    assert len(pods(found)) == 4
     for pod in pods(found):
         for container in (*pod.get("initContainers", []), *pod["containers"]):
             assert not [each for each in container.get("env", []) if "valueFrom" in each]
@@ -289,7 +290,7 @@ def test_gpus(profile: str) -> None:
 
 def test_every_probe_follows_tls() -> None:
     """A probe, a scrape or a test that still spoke HTTP would find everything dead (case 33)."""
-    plain, secure = rendered(CASES["ep8"]), rendered(CASES["tls"])
+    plain, secure = (rendered(merged(CASES[case], {"verify": {"enabled": True}})) for case in ("ep8", "tls"))
     for found, scheme in ((plain, "http"), (secure, "https")):
         probes = [
             probe["httpGet"]["scheme"]
@@ -303,9 +304,10 @@ def test_every_probe_follows_tls() -> None:
         assert {each["scheme"] for each in endpoints} == {scheme}
         ports = [port for each in found if each["kind"] == "Service" for port in each["spec"]["ports"]]
         assert {port["appProtocol"] for port in ports} == {scheme}
-        (test,) = one(found, "Pod")["spec"]["containers"]
-        urls = [each for each in test["args"] if "://" in each]
-        assert len(urls) == 2
+        tests = [each["spec"]["containers"][0] for each in found if each["kind"] == "Pod"]
+        assert [each["name"] for each in tests] == ["test", "verify"]
+        urls = [each for test in tests for each in test["args"] if "://" in each]
+        assert len(urls) == 4
         assert all(f"={scheme}://" in each for each in urls)
     assert "serverName: k3-kimi-k3-gfx942-sidecar.models.svc" in template(CASES["tls"])
     assert "--tls-cert-file=/run/secrets/tls/tls.crt" in containers(secure)["engine"]["args"]
@@ -456,7 +458,8 @@ def test_selectors_do_not_take_other_pods() -> None:
     found = rendered(EVERYTHING, apis=APIS)
     labels = engine_pod(found)["metadata"]["labels"]
     others = [one(found, "Job")["spec"]["template"]["metadata"]["labels"]]
-    others.append(one(found, "Pod")["metadata"]["labels"])
+    others += [each["metadata"]["labels"] for each in found if each["kind"] == "Pod"]
+    assert len(others) == 3
     selectors = [each["spec"]["selector"] for each in found if each["kind"] == "Service"]
     selectors += [one(found, kind)["spec"]["selector"]["matchLabels"] for kind in ("PodDisruptionBudget",)]
     for selector in selectors:

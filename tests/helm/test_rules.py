@@ -51,6 +51,33 @@ RULES: dict[str, Rule] = {
         "overrides.max-modellen: is not known",
         {**EP8, "overrides": {"max-model-len": 4096}},
     ),
+    **{
+        f"a setting that is a value, {name}": Rule(
+            {**EP8, "overrides": {name: value}}, f"overrides.{name}: the chart has a value", {**EP8, **own}
+        )
+        for name, value, own in (
+            ("weights", "mxfp4", {"weights": {"format": "mxfp4"}}),
+            ("scale-rule", "amax", {"weights": {"acceptLossy": True, "scaleRule": "amax"}}),
+            ("start-timeout", 3600, {"startup": {"timeoutSeconds": 3600}}),
+            ("drain-timeout", 60, {"shutdown": {"drainSeconds": 60}}),
+            ("readiness-delay", 20, {"shutdown": {"readinessDelaySeconds": 20}}),
+        )
+    },
+    "a directory of no claim": Rule(
+        {**EP8, "verify": {"enabled": True, "results": {"path": "k3"}}},
+        "verify.results.path: is a directory of verify.results.existingClaim, which is empty",
+        {**EP8, "verify": {"enabled": True, "results": {"path": "k3", "existingClaim": "results"}}},
+    ),
+    "results outside of their claim": Rule(
+        {**EP8, "verify": {"results": {"path": "../k3", "existingClaim": "results"}}},
+        "verify.results.path: ../k3 leaves its claim",
+        {**EP8, "verify": {"results": {"path": "..k3/", "existingClaim": "results"}}},
+    ),
+    "a volume of one pod for a download": Rule(
+        merged(DOWNLOAD, {"model": {"download": {"accessModes": ["ReadWriteOncePod"]}}}),
+        "model.download.accessModes: ReadWriteOncePod gives the volume to one pod",
+        DOWNLOAD,
+    ),
     "a network for one node": Rule(
         {**EP8, "multiNode": {"hostNetwork": True}},
         "multiNode.hostNetwork: profile ep8 has one node",

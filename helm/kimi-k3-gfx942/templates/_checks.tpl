@@ -36,9 +36,21 @@ What no schema can say: values that do not go together. Each message says what i
 {{- if and $model.download.enabled (not $model.download.revision) -}}
 {{- fail "model.download.revision: is empty, so what would be served is not known; give the commit of the repository" -}}
 {{- end -}}
+{{- if and $model.download.enabled (has "ReadWriteOncePod" $model.download.accessModes) -}}
+{{- fail "model.download.accessModes: ReadWriteOncePod gives the volume to one pod, and both the Job and the engine need it; use ReadWriteOnce or ReadWriteMany" -}}
+{{- end -}}
 
+{{- /* They have values of their own, which consent, probes and tests follow. */}}
+{{- $own := dict
+      "weights" "weights.format"
+      "scale-rule" "weights.scaleRule"
+      "start-timeout" "startup.timeoutSeconds"
+      "drain-timeout" "shutdown.drainSeconds"
+      "readiness-delay" "shutdown.readinessDelaySeconds" -}}
 {{- range $name, $_ := .Values.overrides -}}
-{{- if eq $name "nodes" -}}
+{{- if hasKey $own $name -}}
+{{- fail (printf "overrides.%s: the chart has a value for it, on which more depends; set %s" $name (get $own $name)) -}}
+{{- else if eq $name "nodes" -}}
 {{- fail "overrides.nodes: how many nodes there are is the profile's; choose another profile" -}}
 {{- else if not (has $name $facts.settings) -}}
 {{- fail (printf "overrides.%s: is not known; `kimi-k3 plan DIRECTORY --set %s=VALUE` names the nearest" $name $name) -}}
@@ -129,6 +141,14 @@ What no schema can say: values that do not go together. Each message says what i
 {{- if regexMatch "(^|/)\\.\\.(/|$)" (index $model $name) -}}
 {{- fail (printf "model.%s: %s leaves its directory; write it without .." $name (index $model $name)) -}}
 {{- end -}}
+{{- end -}}
+
+{{- $results := .Values.verify.results -}}
+{{- if regexMatch "(^|/)\\.\\.(/|$)" $results.path -}}
+{{- fail (printf "verify.results.path: %s leaves its claim; write it without .." $results.path) -}}
+{{- end -}}
+{{- if and $results.path (not $results.existingClaim) -}}
+{{- fail "verify.results.path: is a directory of verify.results.existingClaim, which is empty; name the claim, or leave it out" -}}
 {{- end -}}
 
 {{- $open := false -}}

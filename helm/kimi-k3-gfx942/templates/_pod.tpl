@@ -332,6 +332,12 @@ topologySpreadConstraints:
   emptyDir: {sizeLimit: 64Mi}
 - name: shared-memory
   emptyDir: {medium: Memory, sizeLimit: {{ .Values.engine.sharedMemory }}}
+{{- include "kimi-k3.modelVolume" . | nindent 0 }}
+{{- include "kimi-k3.secretVolumes" . | nindent 0 }}
+{{- end -}}
+
+{{/* The checkpoint, where it is not in the image. */}}
+{{- define "kimi-k3.modelVolume" -}}
 {{- with .Values.model }}
 {{- if .existingClaim }}
 - name: model
@@ -344,7 +350,6 @@ topologySpreadConstraints:
   persistentVolumeClaim: {claimName: {{ include "kimi-k3.fullname" $ }}-model}
 {{- end }}
 {{- end }}
-{{- include "kimi-k3.secretVolumes" . | nindent 0 }}
 {{- end -}}
 
 {{/* The Secrets that were named, as files for the group. */}}
