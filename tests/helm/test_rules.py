@@ -19,6 +19,14 @@ ROUTE: dict[str, Any] = {"gateway": {"httpRoute": {"enabled": True, "parentRefs"
 POOL: dict[str, Any] = {"gateway": {"inferencePool": {"enabled": True, "endpointPicker": {"name": "picker"}}}}
 
 
+def under(place: tuple[str, ...], value: dict[str, Any]) -> dict[str, Any]:
+    """What starts ``ep8``, and the value at that place."""
+    for name in reversed(place):
+        value = {name: value}
+    start = DOWNLOAD if "download" in place else EP8
+    return merged(start, value)
+
+
 class Rule(NamedTuple):
     """Values that are refused, what is said, and the nearest that are not."""
 
@@ -63,6 +71,57 @@ RULES: dict[str, Rule] = {
             ("readiness-delay", 20, {"shutdown": {"readinessDelaySeconds": 20}}),
         )
     },
+    **{
+        f"a secret in {place[0]}": Rule(
+            under(place, {name: "secret"}), f"{'.'.join(place)}.{name}: sounds like a secret", right
+        )
+        for place, name, right in (
+            (("engine", "env"), "VLLM_API_KEY", {**EP8, "auth": {"apiKeySecret": {"name": "clients"}}}),
+            (
+                ("model", "download", "env"),
+                "HF_TOKEN",
+                merged(DOWNLOAD, {"model": {"download": {"tokenSecret": {"name": "hub"}}}}),
+            ),
+        )
+    },
+    "the program's own variable": Rule(
+        under(("engine", "env"), {"KIMI_K3_STATE_DIR": "/elsewhere"}),
+        "engine.env.KIMI_K3_STATE_DIR: is the program's own",
+        under(("engine", "env"), {"NCCL_DEBUG": "INFO"}),
+    ),
+    **{
+        f"a label twice, {place[1]}": Rule(
+            under(place, {"app.kubernetes.io/name": "other"}),
+            f"{'.'.join(place)}.app.kubernetes.io/name: is set by the chart",
+            under(place, {"example.com/name": "other"}),
+        )
+        for place in (
+            ("monitoring", "serviceMonitor", "additionalLabels"),
+            ("monitoring", "rules", "additionalLabels"),
+            ("monitoring", "dashboards", "labels"),
+        )
+    },
+    "an annotation twice": Rule(
+        merged(
+            of_profile("pp2-tp8"),
+            {"multiNode": {"podAnnotations": {"kubectl.kubernetes.io/default-container": "sidecar"}}},
+        ),
+        "multiNode.podAnnotations.kubectl.kubernetes.io/default-container: is set by the chart",
+        merged(of_profile("pp2-tp8"), {"multiNode": {"podAnnotations": {"example.com/network": "rdma"}}}),
+    ),
+    **{
+        f"a request above its limit, {place}": Rule(
+            under((place, "resources"), {"requests": {"memory": "2Gi"}, "limits": {"memory": "1Gi"}}),
+            f"{place}.resources.limits.memory: 1Gi is less than the request, 2Gi",
+            under((place, "resources"), {"requests": {"memory": "2Gi"}, "limits": {"memory": "2Gi"}}),
+        )
+        for place in ("sidecar", "verify")
+    },
+    "a GPU that the engine has": Rule(
+        under(("verify", "resources", "limits"), {"amd.com/gpu": 1}),
+        "verify.resources.limits: amd.com/gpu is the profile's",
+        under(("verify", "resources", "limits"), {"cpu": 4}),
+    ),
     "a directory of no claim": Rule(
         {**EP8, "verify": {"enabled": True, "results": {"path": "k3"}}},
         "verify.results.path: is a directory of verify.results.existingClaim, which is empty",

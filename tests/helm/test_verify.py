@@ -178,12 +178,12 @@ def test_the_network_lets_it_ask() -> None:
 
 @pytest.mark.engine
 def test_against_a_deployment(tmp_path: Path) -> None:
-    """The rendered command line, on a real vLLM: the table is in the log, the results are in its directory."""
+    """The rendered command line, on a real vLLM: the table is in the log, the results where `--out` says."""
     values = merged(CPU, {**ENABLED, "auth": {"apiKeySecret": {"name": "clients"}}})
     _, container = verification(values)
     (tmp_path / "run/secrets/engine").mkdir(parents=True)
     (tmp_path / "run/secrets/engine/api-key").write_text(API_KEY)
-    with started(MINIATURE, tmp_path / "served", Mode(), api_key=API_KEY) as served:
+    with started(MINIATURE, tmp_path, Mode(), api_key=API_KEY) as served:
         arguments = placed(container["args"], tmp_path)
         for address, url in ((ENGINE, served.engine_url), (SIDECAR, served.sidecar_url)):
             arguments = [each.replace(f"http{address}", url) for each in arguments]

@@ -57,6 +57,30 @@ What no schema can say: values that do not go together. Each message says what i
 {{- end -}}
 {{- end -}}
 
+{{- range $place, $given := dict "engine.env" .Values.engine.env "model.download.env" $model.download.env -}}
+{{- range $name, $_ := $given -}}
+{{- if hasPrefix "KIMI_K3_" $name -}}
+{{- fail (printf "%s.%s: is the program's own, and the chart and the sidecar would not know of it; leave it out, and set the value of the chart that is for it" $place $name) -}}
+{{- else if regexMatch "(^|_)(KEY|TOKEN|SECRET|PASSWORD|CREDENTIALS)$" $name -}}
+{{- fail (printf "%s.%s: sounds like a secret, and here everybody could read it who may see the pods; put it into a Secret, and name that in auth.apiKeySecret or model.download.tokenSecret" $place $name) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- range $place, $given := dict
+      "monitoring.serviceMonitor.additionalLabels" .Values.monitoring.serviceMonitor.additionalLabels
+      "monitoring.rules.additionalLabels" .Values.monitoring.rules.additionalLabels
+      "monitoring.dashboards.labels" .Values.monitoring.dashboards.labels -}}
+{{- range $name, $_ := $given -}}
+{{- if or (hasKey (include "kimi-k3.labels" $ | fromYaml) $name) (eq $name "app.kubernetes.io/component") -}}
+{{- fail (printf "%s.%s: is set by the chart, and an object has a label once; leave it out" $place $name) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- if hasKey .Values.multiNode.podAnnotations "kubectl.kubernetes.io/default-container" -}}
+{{- fail "multiNode.podAnnotations.kubectl.kubernetes.io/default-container: is set by the chart; leave it out" -}}
+{{- end -}}
+
 {{- $several := .Values.multiNode -}}
 {{- if eq (int $facts.nodes) 1 -}}
 {{- range $name, $value := $several -}}
@@ -122,18 +146,24 @@ What no schema can say: values that do not go together. Each message says what i
 {{- $limit := dig "limits" "memory" "" .Values.engine.resources -}}
 {{- if $limit -}}
 {{- if le (include "kimi-k3.bytes" $limit | int64) (include "kimi-k3.bytes" .Values.engine.sharedMemory | int64) -}}
-{{- fail (printf "engine.resources.limits.memory: %s does not hold engine.sharedMemory (%s), which counts in it; raise it" $limit .Values.engine.sharedMemory) -}}
+{{- fail (printf "engine.resources.limits.memory: %s does not hold engine.sharedMemory (%s), which counts in it; raise it" (toString $limit) .Values.engine.sharedMemory) -}}
 {{- end -}}
 {{- end -}}
-{{- $request := dig "requests" "memory" "" .Values.engine.resources -}}
+{{- range $place, $given := dict
+      "engine.resources" .Values.engine.resources
+      "sidecar.resources" .Values.sidecar.resources
+      "verify.resources" .Values.verify.resources -}}
+{{- $limit := dig "limits" "memory" "" $given -}}
+{{- $request := dig "requests" "memory" "" $given -}}
 {{- if and $limit $request -}}
 {{- if lt (include "kimi-k3.bytes" $limit | int64) (include "kimi-k3.bytes" $request | int64) -}}
-{{- fail (printf "engine.resources.limits.memory: %s is less than the request, %s; change both" $limit $request) -}}
+{{- fail (printf "%s.limits.memory: %s is less than the request, %s; change both" $place (toString $limit) (toString $request)) -}}
 {{- end -}}
 {{- end -}}
 {{- range $kind := list "requests" "limits" -}}
-{{- if hasKey (index $.Values.engine.resources $kind | default dict) $.Values.engine.gpuResource -}}
-{{- fail (printf "engine.resources.%s: %s is the profile's; leave it out" $kind $.Values.engine.gpuResource) -}}
+{{- if hasKey (index $given $kind | default dict) $.Values.engine.gpuResource -}}
+{{- fail (printf "%s.%s: %s is the profile's; leave it out" $place $kind $.Values.engine.gpuResource) -}}
+{{- end -}}
 {{- end -}}
 {{- end -}}
 
