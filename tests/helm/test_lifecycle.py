@@ -221,7 +221,7 @@ def test_an_upgrade_from_the_previous_chart(
 
 
 def test_what_cannot_change_in_a_group(tmp_path: Path) -> None:
-    """The tests' cluster makes no groups: what their controller may not let change is compared as rendered."""
+    """The tests' cluster makes no groups: what may not change is compared as rendered."""
     values = of_profile("pp2-tp8")
     old, new = (
         one(rendered(values, chart=chart), "LeaderWorkerSet") for chart in (unpacked(tmp_path), CHART)
