@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import textwrap
@@ -54,6 +55,54 @@ def test_kubernetes_takes_it(case: str, minor: str) -> None:
         "gateway.networking.k8s.io/v1/HTTPRoute",
         "inference.networking.k8s.io/v1/InferencePool",
     }
+
+
+FEATURES: dict[str, dict[str, Any]] = {
+    "verifications": {"verify": {"enabled": True}},
+    "the kernel": {"verify": {"enabled": True}, "replicas": 0},
+    "replicas": {"replicas": 2},
+    "keys": {"auth": {"apiKeySecret": {"name": "clients"}, "sidecarTokenSecret": {"name": "operators"}}},
+    "TLS": {"tls": {"secretName": "certificate"}},
+    "TLS by a public authority": {"tls": {"secretName": "certificate", "caKey": ""}},
+    "IPv6": {"service": {"listen": "::"}},
+    "a claim": {"model": {"hostPath": "", "inImage": "", "existingClaim": "models"}},
+    "a download": {
+        "model": {
+            **{"hostPath": "", "inImage": "", "path": ""},
+            "download": {"enabled": True, "revision": 40 * "a", "accessModes": ["ReadWriteMany"]},
+        }
+    },
+    "a kept cache": {"storage": {"cache": {"persistent": True, "accessModes": ["ReadWriteMany"]}}},
+    "no policies": {"networkPolicy": {"enabled": False}},
+    "no monitoring": {
+        "monitoring": {"serviceMonitor": {"enabled": False}, "dashboards": {"enabled": False}},
+    },
+    "a gateway": {"gateway": EVERYTHING["gateway"]},
+    "GPUs by label": {
+        "scheduling": {"gpuNodes": "none", "nodeSelector": {"pool": "gpu"}, "tolerations": []},
+    },
+    "another name": {"fullnameOverride": "f" * 63, "nameOverride": "n" * 63},
+}
+
+
+@pytest.mark.parametrize("feature", FEATURES)
+@pytest.mark.parametrize("profile", PROFILES)
+def test_every_profile_with_every_feature(profile: str, feature: str) -> None:
+    """In the oldest and the newest Kubernetes, and no two objects or containers' variables of one name."""
+    values = merged(of_profile(profile), FEATURES[feature])
+    for minor in (MINORS[0], MINORS[-1]):
+        found = rendered(values, apis=APIS, minor=minor)
+        names = [(each["kind"], each["metadata"]["name"]) for each in found]
+        assert len(set(names)) == len(names)
+        for each in found:
+            with contextlib.suppress(kubernetes_validate.SchemaNotFoundError):
+                kubernetes_validate.validate(each, minor, strict=True)
+        for pod in pods(found):
+            volumes = {each["name"] for each in pod["volumes"]}
+            for container in (*pod.get("initContainers", []), *pod["containers"]):
+                assert {each["name"] for each in container["volumeMounts"]} <= volumes
+                variables = [each["name"] for each in container.get("env", [])]
+                assert len(set(variables)) == len(variables)
 
 
 SEVERAL = [name for name in CASES if name in ("pp2-tp8", "dp-ep16", "two-nodes")]
