@@ -3,13 +3,15 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, NamedTuple
 
 import pytest
 
 from tests.helm.cases import CPU, GATEWAYS, ON_DISK, of_profile
-from tests.helm.rendering import MONITORING, Refused, merged, template
+from tests.helm.rendering import CHART, MONITORING, Refused, merged, template
 
+APIS = (*MONITORING, *GATEWAYS)
 EP8 = of_profile("ep8")
 DOWNLOAD: dict[str, Any] = {
     "weights": {"acceptLossy": True},
@@ -278,7 +280,42 @@ def test_what_does_not_go_together(rule: str) -> None:
     assert template(right, apis=(*MONITORING, *GATEWAYS))
 
 
-@pytest.mark.parametrize(("values", "missing"), [(ROUTE, "Gateway API"), (POOL, "Inference Extension")])
+ELSEWHERE = {
+    "%s this cluster has no": "test_what_a_cluster_lacks",
+    "model.existingClaim: %s is [%s]": "test_lifecycle.py, since Helm asks the cluster for it",
+}
+"""Where a rule is shown that depends on the cluster."""
+
+
+def test_every_rule_is_shown() -> None:
+    """One that nobody breaks here may never hold: each message of the templates is one that is met above."""
+    texts = [path.read_text() for path in sorted((CHART / "templates").rglob("*.*"))]
+    messages = [
+        re.sub(r"\\(.)", r"\1", message)
+        for text in texts
+        for message in re.findall(r'\bfail \(?(?:printf )?"((?:[^"\\]|\\.)*)"', text)
+    ]
+    assert len(messages) > 30
+    said = []
+    for wrong, _, _ in RULES.values():
+        with pytest.raises(Refused) as refused:
+            template(wrong, apis=APIS)
+        said.append(" ".join(str(refused.value).split()))
+    for message in messages:
+        if message.startswith(tuple(ELSEWHERE)):
+            continue
+        pattern = re.sub(r"%[sdq]", ".*", re.escape(message).replace("\\%", "%"))
+        assert [one for one in said if re.search(pattern, one)], message
+
+
+@pytest.mark.parametrize(
+    ("values", "missing"),
+    [
+        (ROUTE, "Gateway API"),
+        (POOL, "Inference Extension"),
+        (of_profile("pp2-tp8"), "this cluster has no LeaderWorkerSet"),
+    ],
+)
 def test_what_a_cluster_lacks(values: dict[str, Any], missing: str) -> None:
     """A route that was asked for and is left out would look like a deployment that does not answer."""
     with pytest.raises(Refused, match=missing):

@@ -93,9 +93,11 @@ STRICT = [
 
 @pytest.mark.parametrize("path", STRICT, ids=dotted)
 def test_a_misspelt_key(path: Path) -> None:
-    """A typo three levels down must not be left without effect (case 50)."""
-    said = refusal(put(FULL, (*path, "mispelt"), 1))
-    assert "'mispelt'" in said
+    """A typo three levels down must not be left without effect (case 50): of every key, each is named."""
+    typos = {f"{key}x": value for key, value in at(FULL, path).items()}
+    said = refusal(put(FULL, path, {**at(FULL, path), **typos}) if path else {**FULL, **typos})
+    assert typos
+    assert [typo for typo in typos if f"'{typo}'" not in said] == []
     assert ("/" + "/".join(map(str, path)) if path else "''") in said
 
 
