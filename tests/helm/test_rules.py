@@ -44,6 +44,11 @@ RULES: dict[str, Rule] = {
         "weights.acceptLossy",
         {**CPU, "weights": {"format": "int4", "acceptLossy": True}},
     ),
+    "a rule for scales that there are not": Rule(
+        {**ON_DISK, "weights": {"format": "mxfp4", "scaleRule": "mse"}},
+        "weights.scaleRule: mse has no effect on mxfp4",
+        {**ON_DISK, "weights": {"acceptLossy": True, "scaleRule": "mse"}},
+    ),
     "a name by which alerts know others": Rule(
         {**EP8, "fullnameOverride": "k3-sidecar"},
         "give a name that ends otherwise",

@@ -21,6 +21,10 @@ What no schema can say: values that do not go together. Each message says what i
 {{- fail (printf "weights.acceptLossy: profile %s serves the experts as int4, which changes them; set weights.acceptLossy=true to consent, or weights.format=mxfp4 for exact weights, which are slower" .Values.profile) -}}
 {{- end -}}
 
+{{- if and .Values.weights.scaleRule (ne $facts.weights "int4") -}}
+{{- fail (printf "weights.scaleRule: %s has no effect on %s, which is served as it is; leave it out, or set weights.format=int4" .Values.weights.scaleRule $facts.weights) -}}
+{{- end -}}
+
 {{- $sources := dict
       "model.existingClaim" $model.existingClaim
       "model.hostPath" $model.hostPath
