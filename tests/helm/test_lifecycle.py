@@ -134,6 +134,21 @@ def test_the_kernel_while_nobody_is_served(cluster: Cluster, helm: Helm) -> None
     assert (gpus(pod), pod["status"]["nodeName"]) == (1, "gpu-1")
 
 
+def test_the_verifications_are_where_the_engine_is(tmp_path: Path) -> None:
+    """The claim with the checkpoint is of that node; a pod without it would run on another one as well."""
+    with running_cluster([CPU_NODE, GPU_NODE, OTHER_GPU_NODE]) as cluster:
+        given = {"KUBECONFIG": str(cluster.kubeconfig(tmp_path)), "HOME": str(tmp_path)}
+        values = yaml.safe_dump({**DOWNLOADED, "verify": {"enabled": True}})
+        ran("install", "k3", CHART, *WAIT, "--values", "-", given=given, text=values)
+        ran("test", "k3", "--timeout", "20s", given=given)
+        nodes = {
+            pod["metadata"]["name"]: pod["status"]["nodeName"]
+            for pod in cluster.store.list("pods")
+            if pod["metadata"]["name"].endswith(("-test", "-verify"))
+        }
+        assert nodes == {f"{NAME}-test": "cpu-1", f"{NAME}-verify": "gpu-1"}
+
+
 def test_a_test_that_fails(cluster: Cluster, helm: Helm) -> None:
     """`helm test` says so by its exit code."""
     helm("install", "k3", CHART, *WAIT, values=of_profile("ep8"))

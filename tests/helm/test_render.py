@@ -362,6 +362,17 @@ def test_every_probe_follows_tls() -> None:
     assert "--tls-cert-file=/run/secrets/tls/tls.crt" in containers(secure)["engine"]["args"]
 
 
+def test_every_probe_of_a_group_follows_tls() -> None:
+    """Of both pods; the second one's metrics are scraped by a monitor of their own."""
+    found = rendered(CASES["two-nodes"], apis=APIS)
+    for _, pod in pod_templates(found):
+        text = json.dumps(pod)
+        assert text.count('"scheme": "HTTPS"') == 4
+        assert '"scheme": "HTTP"' not in text
+    (endpoint,) = one(found, "PodMonitor")["spec"]["podMetricsEndpoints"]
+    assert endpoint["scheme"] == "https"
+
+
 def test_objects_in_the_document() -> None:
     """What an operator copies is valid, and the certificate bears the names that are asked."""
     text = (CHART.parent.parent / "docs" / "kubernetes.md").read_text()
