@@ -1,4 +1,4 @@
-{{/* What the pods of `helm test` have in common. */}}
+{{/* What the pods of `helm test` have in common; pods and no Jobs, since `--logs` shows the logs of pods alone. */}}
 
 {{/* A pod up to its containers: list of the root, what its name ends with, and its place among the hooks. */}}
 {{- define "kimi-k3.testPod" -}}
