@@ -22,9 +22,23 @@ from tests.helm.rendering import containers, one, rendered
 pytestmark = pytest.mark.engine
 
 START_SECONDS = 240.0
+VERIFY_SECONDS = 1800.0
 IMAGES = {"kimi-k3-gfx942-cpu": CPU, "kimi-k3-gfx942-sidecar": SIDECAR}
-LOSSY = {**VALUES, "weights": {"format": "int4", "acceptLossy": True}}
+LOSSY = {
+    **VALUES,
+    "weights": {"format": "int4", "acceptLossy": True},
+    "verify": {"enabled": True},
+}
 ASK = "import sys, urllib.request as web; print(web.urlopen(sys.argv[1]).status)"
+
+
+def asked(container: dict[str, Any]) -> dict[str, Any]:
+    """A test's container: a Service is a name and a way to the pod's ports; here all is one network."""
+    arguments = [
+        f"{each.split('://')[0]}://127.0.0.1:{each.rsplit(':', 1)[1]}" if "://" in each else each
+        for each in container["args"]
+    ]
+    return {**container, "args": arguments}
 
 
 class Pod:
@@ -34,9 +48,11 @@ class Pod:
         self.docker = docker
         self.spec = one(found, "Deployment")["spec"]["template"]["spec"]
         self.containers = containers(found)
-        self.test = one(found, "Pod")["spec"]["containers"][0]
+        tests = [one(found, "Pod", suffix)["spec"] for suffix in ("-test", "-verify")]
+        self.tests = [asked(spec["containers"][0]) for spec in tests]
         self.directories = {}
-        for volume in self.spec["volumes"]:
+        volumes = {volume["name"]: volume for spec in (*tests, self.spec) for volume in spec["volumes"]}
+        for volume in volumes.values():
             assert set(volume) == {"name", "emptyDir"}
             path = directory / volume["name"]
             path.mkdir()
@@ -79,9 +95,11 @@ class Pod:
         finally:
             self.docker.run("rm", "--force", "--volumes", number)
 
-    def ended(self, container: dict[str, Any], *network: str) -> str:
-        """What a container printed that ends by itself, well."""
-        done = self.docker.run("run", "--rm", *network, *self.options(container), *self.arguments(container))
+    def ended(self, container: dict[str, Any], *network: str, code: int = 0) -> str:
+        """What a container printed that ends by itself, with that exit code."""
+        words = (*network, *self.options(container), *self.arguments(container))
+        done = self.docker.run("run", "--rm", *words, check=False, timeout=VERIFY_SECONDS)
+        assert done.returncode == code, done.stdout + done.stderr
         return done.stdout + done.stderr
 
 
@@ -121,15 +139,24 @@ def test_the_pod_serves(pod: Pod) -> None:
             assert answers(docker, sidecar, probes["readinessProbe"]["httpGet"]["path"])
             alive = docker.run("exec", engine, *probes["livenessProbe"]["exec"]["command"])
             assert alive.stdout == "alive\n"
-            # A Service is a name and a way to the pod's ports; here all is one network.
-            pod.test["args"] = [
-                each.split("://")[0] + "://127.0.0.1:" + each.rsplit(":", 1)[1] if "://" in each else each
-                for each in pod.test["args"]
-            ]
             pod.directories["tmp"][0].chmod(0o2777)
-            told = pod.ended(pod.test, network)
+            smoke, verification = pod.tests
+            told = pod.ended(smoke, network)
             assert told.count("ok    ") == 5
             assert "int4, lossy, by consent" in told
+            # Random weights answer nothing right, which fails; what the image lacks is not run, and is said.
+            told = pod.ended(verification, network, code=1)
+            table = told.split("--- what upstream validated\n")[1].splitlines()
+            assert [
+                row for row in table if row.startswith("pass    kernel against float32, as it was run")
+            ], told
+            assert [row for row in table if row.startswith("pass    answers, consent and metrics")], told
+            assert [row for row in table if row.startswith("pass    vllm bench serve")], told
+            (row,) = [row for row in table if "own word problems" in row]
+            assert row.startswith("not run")
+            assert "lm_eval is not installed" in row
+            kept = {path.name for path in pod.directories["results"][0].iterdir()}
+            assert {"bench.json", "kernel.json", "report.html", "report.md"} <= kept
             began = time.monotonic()
             docker.run("stop", f"--time={pod.spec['terminationGracePeriodSeconds']}", engine)
             assert time.monotonic() - began < pod.spec["terminationGracePeriodSeconds"]

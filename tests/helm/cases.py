@@ -57,6 +57,11 @@ EVERYTHING: dict[str, Any] = {
         "serviceMonitor": {"additionalLabels": {"release": "prometheus"}},
         "rules": {"additionalLabels": {"release": "prometheus"}},
     },
+    "verify": {
+        "enabled": True,
+        "extent": "full",
+        "results": {"existingClaim": "verifications", "path": "k3/ep8"},
+    },
     "podDisruptionBudget": {"maxUnavailable": 0},
     "scheduling": {
         "gpuNodes": "product-name",
@@ -107,6 +112,19 @@ CASES: dict[str, dict[str, Any]] = {
             "rdmaResources": {"rdma/hca": 8},
             "podAnnotations": {"k8s.v1.cni.cncf.io/networks": "rdma"},
         },
+    },
+    "verified": {
+        **of_profile("ep8"),
+        "auth": {"apiKeySecret": {"name": "clients"}, **TOKEN["auth"]},
+        "tls": {"secretName": "certificate"},
+        "verify": {"enabled": True},
+    },
+    "kernel": {
+        **of_profile("ep8"),
+        "replicas": 0,
+        "engine": {"env": {"HSA_NO_SCRATCH_RECLAIM": 1}},
+        "security": {"gpuGroups": [993, 44]},
+        "verify": {"enabled": True, "results": {"existingClaim": "verifications"}},
     },
     "everything": EVERYTHING,
 }

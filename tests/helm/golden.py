@@ -9,7 +9,10 @@ from tests.helm.cases import CASES, GATEWAYS
 from tests.helm.rendering import MONITORING, template
 
 DIRECTORY = Path(__file__).parent / "golden"
-KEPT = ("cpu-tiny", "ep8", "pp2-tp8", "two-nodes", "two-replicas", "openshift", "tls", "route", "everything")
+KEPT = (
+    *("cpu-tiny", "ep8", "pp2-tp8", "two-nodes", "two-replicas", "openshift", "tls", "route", "verified"),
+    *("kernel", "everything"),
+)
 """Those that differ in more than a name or a number."""
 
 FILES_OF_THE_CHART = "monitoring.dashboards.enabled=false,monitoring.rules.enabled=false"

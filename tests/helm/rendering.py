@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -77,7 +78,8 @@ def template(
         *("template", name, chart, "--namespace", "models", "--kube-version", f"{minor}.0"),
         *(*api_versions, "--values", "-", *further),
         release=release,
-        text=yaml.safe_dump(dict(values)),
+        # As JSON, which is YAML by any version of it: 1e3 and 0x10 in quotes are texts.
+        text=json.dumps(dict(values)),
     )
 
 

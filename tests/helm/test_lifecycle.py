@@ -17,8 +17,9 @@ import yaml
 from tests.helm.cases import of_profile
 from tests.helm.cluster.controllers import Node, gpus
 from tests.helm.cluster.running import Cluster, running_cluster
+from tests.helm.previous import unpacked
 from tests.helm.programs import HELM_3, HELM_4, Release, kubectl
-from tests.helm.rendering import CHART, Refused, merged, ran
+from tests.helm.rendering import CHART, Refused, merged, one, ran, rendered
 from tests.surroundings import SURROUNDINGS
 
 GPU_NODE = Node("gpu-1", labels={"amd.com/gpu.device-id": "74a5"}, taints=("amd.com/gpu",))
@@ -86,6 +87,68 @@ def test_a_whole_life(cluster: Cluster, helm: Helm, release: Release) -> None:
     assert sorted(left) == ["default", f"{NAME}-test", "kube-system"]
 
 
+VERIFIED = merged(of_profile("ep8"), {"verify": {"enabled": True}})
+
+
+def started(cluster: Cluster) -> list[str]:
+    """The tests' pods, in the order in which they were made."""
+    pods = [pod for pod in cluster.store.list("pods") if pod["spec"].get("restartPolicy") == "Never"]
+    pods.sort(key=lambda pod: int(pod["metadata"]["resourceVersion"]))
+    return [pod["metadata"]["name"] for pod in pods]
+
+
+@pytest.mark.parametrize("release", [HELM_3, HELM_4], ids=["helm-3", "helm-4"])
+def test_the_verifications(cluster: Cluster, helm: Helm, release: Release) -> None:
+    """After the questions, beside an engine that has all GPUs; both logs are told, a second time as well."""
+    notes = helm("install", "k3", CHART, *WAIT, values=VERIFIED, release=release)
+    (command,) = [line.split()[1:] for line in notes.splitlines() if line.strip().startswith("helm test")]
+    assert command == ["test", "k3", "--namespace", "default", "--logs", "--timeout", "15300s"]
+    for _ in range(2):
+        told = helm(*command, release=release)
+        assert told.index(f"log of {NAME}-test") < told.index(f"log of {NAME}-verify")
+        assert started(cluster) == [f"{NAME}-test", f"{NAME}-verify"]
+    cluster.failing.add(f"{NAME}-verify")
+    with pytest.raises(Refused, match=f"log of {NAME}-verify"):
+        helm(*command, release=release)
+    (engine,) = running(cluster)
+    assert engine["status"]["nodeName"] == "gpu-1"
+
+
+@pytest.mark.parametrize("release", [HELM_3, HELM_4], ids=["helm-3", "helm-4"])
+def test_no_verifications_of_what_does_not_answer(cluster: Cluster, helm: Helm, release: Release) -> None:
+    """The first test fails: the second, which takes hours, is not begun."""
+    helm("install", "k3", CHART, *WAIT, values=VERIFIED, release=release)
+    cluster.failing.add(f"{NAME}-test")
+    with pytest.raises(Refused, match=f"log of {NAME}-test"):
+        helm("test", "k3", "--logs", "--timeout", "20s", release=release)
+    assert started(cluster) == [f"{NAME}-test"]
+
+
+def test_the_kernel_while_nobody_is_served(cluster: Cluster, helm: Helm) -> None:
+    """Without replicas a GPU is free for it; the test that asks the engine would fail and is left out."""
+    notes = helm("install", "k3", CHART, *WAIT, values={**VERIFIED, "replicas": 0})
+    (command,) = [line.split()[1:] for line in notes.splitlines() if line.strip().startswith("helm test")]
+    assert command[-2:] == ["--filter", f"name={NAME}-verify"]
+    assert f"log of {NAME}-verify" in helm(*command)
+    (pod,) = [pod for pod in cluster.store.list("pods") if gpus(pod)]
+    assert (gpus(pod), pod["status"]["nodeName"]) == (1, "gpu-1")
+
+
+def test_the_verifications_are_where_the_engine_is(tmp_path: Path) -> None:
+    """The claim with the checkpoint is of that node; a pod without it would run on another one as well."""
+    with running_cluster([CPU_NODE, GPU_NODE, OTHER_GPU_NODE]) as cluster:
+        given = {"KUBECONFIG": str(cluster.kubeconfig(tmp_path)), "HOME": str(tmp_path)}
+        values = yaml.safe_dump({**DOWNLOADED, "verify": {"enabled": True}})
+        ran("install", "k3", CHART, *WAIT, "--values", "-", given=given, text=values)
+        ran("test", "k3", "--timeout", "20s", given=given)
+        nodes = {
+            pod["metadata"]["name"]: pod["status"]["nodeName"]
+            for pod in cluster.store.list("pods")
+            if pod["metadata"]["name"].endswith(("-test", "-verify"))
+        }
+        assert nodes == {f"{NAME}-test": "cpu-1", f"{NAME}-verify": "gpu-1"}
+
+
 def test_a_test_that_fails(cluster: Cluster, helm: Helm) -> None:
     """`helm test` says so by its exit code."""
     helm("install", "k3", CHART, *WAIT, values=of_profile("ep8"))
@@ -141,6 +204,47 @@ def test_an_upgrade_does_not_wait_for_its_own_volume(tmp_path: Path, previous: P
         assert new["metadata"]["uid"] != old["metadata"]["uid"]
         with pytest.raises(Refused, match="context deadline exceeded"):
             helm("upgrade", rolling(previous), *SHORT)
+
+
+PREVIOUS = {
+    "ep8": of_profile("ep8"),
+    "a download": DOWNLOADED,
+    "secrets": {
+        **of_profile("ep8"),
+        "tls": {"secretName": "certificate"},
+        "auth": {"apiKeySecret": {"name": "clients"}, "sidecarTokenSecret": {"name": "operators"}},
+    },
+    "names": {**of_profile("ep8"), "fullnameOverride": "f" * 63, "nameOverride": "n" * 63},
+}
+
+
+@pytest.mark.parametrize("release", [HELM_3, HELM_4], ids=["helm-3", "helm-4"])
+@pytest.mark.parametrize("case", PREVIOUS)
+def test_an_upgrade_from_the_previous_chart(
+    cluster: Cluster, helm: Helm, tmp_path: Path, case: str, release: Release
+) -> None:
+    """The real one, not one made of today's: nothing is changed that cannot be, nothing waits; and back."""
+    values = PREVIOUS[case]
+    helm("install", "k3", unpacked(tmp_path), *WAIT, values=values, release=release)
+    before = {one["metadata"]["name"] for one in cluster.store.list("persistentvolumeclaims")}
+    helm("upgrade", "k3", CHART, *WAIT, "--reset-then-reuse-values", release=release)
+    assert len(running(cluster)) == 1
+    assert {one["metadata"]["name"] for one in cluster.store.list("persistentvolumeclaims")} == before
+    helm("test", "k3", "--timeout", "20s", release=release)
+    helm("rollback", "k3", 1, *WAIT, release=release)
+    assert len(running(cluster)) == 1
+
+
+def test_what_cannot_change_in_a_group(tmp_path: Path) -> None:
+    """The tests' cluster makes no groups: what may not change is compared as rendered."""
+    values = of_profile("pp2-tp8")
+    old, new = (
+        one(rendered(values, chart=chart), "LeaderWorkerSet") for chart in (unpacked(tmp_path), CHART)
+    )
+    assert old["metadata"]["name"] == new["metadata"]["name"]
+    for spec in (old["spec"], new["spec"]):
+        del spec["leaderWorkerTemplate"]["leaderTemplate"], spec["leaderWorkerTemplate"]["workerTemplate"]
+    assert old["spec"] == new["spec"]
 
 
 def test_the_checkpoint_outlives_the_release(cluster: Cluster, helm: Helm) -> None:

@@ -18,10 +18,12 @@ import pytest
 from kimi_k3.checkpoint import read_config
 from kimi_k3.cli.application import run
 from tests.helm.cases import EVERYTHING, FACTS, GATEWAYS, PROFILES, of_profile
+from tests.helm.programs import HELM_3, HELM_4, Release
 from tests.helm.rendering import MONITORING, Object, containers, engine_pod, merged, one, rendered
 from tests.surroundings import SURROUNDINGS
 
 CONFIG = Path(__file__).parents[1] / "checkpoint" / "data" / "k3-config.json"
+EP8 = of_profile("ep8")
 OF_A_START = {"VLLM_RPC_BASE_PATH", "KIMI_K3_START_ID", "KIMI_K3_STATE_DIR"}
 """Variables that every start has of its own, or that depend on the machine that is asked."""
 
@@ -111,6 +113,62 @@ def test_what_is_run(
     own = {each["name"] for each in found.get("env", ())}
     several = FACTS["profiles"][wanted["profile"]]["nodes"] > 1
     assert own == ({"VLLM_HOST_IP", "KIMI_K3_SIDECAR_TOKEN_FILE"} if several else set())
+
+
+TEXTS = (
+    *(
+        "yes",
+        "1e3",
+        "0x10",
+        "007",
+        "null",
+        "~",
+        "1_000",
+        "nan",
+        "-1",
+        "true",
+        "2001-01-01",
+        "[a]",
+        "",
+        " a  b ",
+    ),
+    *(
+        "# no comment",
+        "a: b",
+        "'",
+        '"',
+        "\\n",
+        "%s {{ .Values }}",
+        "größe",
+        "@",
+        "*a",
+        "&a",
+        "!a",
+        "x" * 20000,
+    ),
+    '{"level": 3, "cudagraph_capture_sizes": [1, 2]}',
+)
+
+
+@pytest.mark.parametrize("release", [HELM_3, HELM_4], ids=["helm-3", "helm-4"])
+def test_texts_arrive_as_they_are(release: Release) -> None:
+    """YAML takes many a text for something else, and a template may lose its quotes."""
+    for text in TEXTS:
+        values = {**EP8, "overrides": {"compilation-config": text}, "engine": {"env": {"NCCL_DEBUG": text}}}
+        engine = containers(rendered(values, release=release))["engine"]
+        assert f"--set=compilation-config={text}" in engine["args"]
+        assert {"name": "NCCL_DEBUG", "value": text} in engine["env"]
+
+
+@pytest.mark.parametrize(
+    ("number", "written"), [(1e6, "1000000"), (10**15, "1000000000000000"), (0.93, "0.93"), (True, "true")]
+)
+def test_numbers_are_written_whole(number: float, written: str) -> None:
+    """Helm reads every number as one with a point, and may write 1e+06, which hardly anybody reads."""
+    values = {**EP8, "overrides": {"max-model-len": number}, "engine": {"env": {"NCCL_DEBUG": number}}}
+    engine = containers(rendered(values))["engine"]
+    assert f"--set=max-model-len={written}" in engine["args"]
+    assert {"name": "NCCL_DEBUG", "value": written} in engine["env"]
 
 
 @pytest.mark.parametrize("profile", PROFILES)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import textwrap
@@ -54,6 +55,54 @@ def test_kubernetes_takes_it(case: str, minor: str) -> None:
         "gateway.networking.k8s.io/v1/HTTPRoute",
         "inference.networking.k8s.io/v1/InferencePool",
     }
+
+
+FEATURES: dict[str, dict[str, Any]] = {
+    "verifications": {"verify": {"enabled": True}},
+    "the kernel": {"verify": {"enabled": True}, "replicas": 0},
+    "replicas": {"replicas": 2},
+    "keys": {"auth": {"apiKeySecret": {"name": "clients"}, "sidecarTokenSecret": {"name": "operators"}}},
+    "TLS": {"tls": {"secretName": "certificate"}},
+    "TLS by a public authority": {"tls": {"secretName": "certificate", "caKey": ""}},
+    "IPv6": {"service": {"listen": "::"}},
+    "a claim": {"model": {"hostPath": "", "inImage": "", "existingClaim": "models"}},
+    "a download": {
+        "model": {
+            **{"hostPath": "", "inImage": "", "path": ""},
+            "download": {"enabled": True, "revision": 40 * "a", "accessModes": ["ReadWriteMany"]},
+        }
+    },
+    "a kept cache": {"storage": {"cache": {"persistent": True, "accessModes": ["ReadWriteMany"]}}},
+    "no policies": {"networkPolicy": {"enabled": False}},
+    "no monitoring": {
+        "monitoring": {"serviceMonitor": {"enabled": False}, "dashboards": {"enabled": False}},
+    },
+    "a gateway": {"gateway": EVERYTHING["gateway"]},
+    "GPUs by label": {
+        "scheduling": {"gpuNodes": "none", "nodeSelector": {"pool": "gpu"}, "tolerations": []},
+    },
+    "another name": {"fullnameOverride": "f" * 63, "nameOverride": "n" * 63},
+}
+
+
+@pytest.mark.parametrize("feature", FEATURES)
+@pytest.mark.parametrize("profile", PROFILES)
+def test_every_profile_with_every_feature(profile: str, feature: str) -> None:
+    """In the oldest and the newest Kubernetes, and no two objects or containers' variables of one name."""
+    values = merged(of_profile(profile), FEATURES[feature])
+    for minor in (MINORS[0], MINORS[-1]):
+        found = rendered(values, apis=APIS, minor=minor)
+        names = [(each["kind"], each["metadata"]["name"]) for each in found]
+        assert len(set(names)) == len(names)
+        for each in found:
+            with contextlib.suppress(kubernetes_validate.SchemaNotFoundError):
+                kubernetes_validate.validate(each, minor, strict=True)
+        for pod in pods(found):
+            volumes = {each["name"] for each in pod["volumes"]}
+            for container in (*pod.get("initContainers", []), *pod["containers"]):
+                assert {each["name"] for each in container["volumeMounts"]} <= volumes
+                variables = [each["name"] for each in container.get("env", [])]
+                assert len(set(variables)) == len(variables)
 
 
 SEVERAL = [name for name in CASES if name in ("pp2-tp8", "dp-ep16", "two-nodes")]
@@ -242,6 +291,7 @@ def test_no_secret_but_by_name() -> None:
     """There is no value that takes a secret, so none can be rendered, and each is a file in the pod."""
     found = rendered(EVERYTHING, apis=APIS)
     assert not [each for each in found if each["kind"] == "Secret"]
+    assert len(pods(found)) == 4
     for pod in pods(found):
         for container in (*pod.get("initContainers", []), *pod["containers"]):
             assert not [each for each in container.get("env", []) if "valueFrom" in each]
@@ -289,7 +339,7 @@ def test_gpus(profile: str) -> None:
 
 def test_every_probe_follows_tls() -> None:
     """A probe, a scrape or a test that still spoke HTTP would find everything dead (case 33)."""
-    plain, secure = rendered(CASES["ep8"]), rendered(CASES["tls"])
+    plain, secure = (rendered(merged(CASES[case], {"verify": {"enabled": True}})) for case in ("ep8", "tls"))
     for found, scheme in ((plain, "http"), (secure, "https")):
         probes = [
             probe["httpGet"]["scheme"]
@@ -303,12 +353,24 @@ def test_every_probe_follows_tls() -> None:
         assert {each["scheme"] for each in endpoints} == {scheme}
         ports = [port for each in found if each["kind"] == "Service" for port in each["spec"]["ports"]]
         assert {port["appProtocol"] for port in ports} == {scheme}
-        (test,) = one(found, "Pod")["spec"]["containers"]
-        urls = [each for each in test["args"] if "://" in each]
-        assert len(urls) == 2
+        tests = [each["spec"]["containers"][0] for each in found if each["kind"] == "Pod"]
+        assert [each["name"] for each in tests] == ["test", "verify"]
+        urls = [each for test in tests for each in test["args"] if "://" in each]
+        assert len(urls) == 4
         assert all(f"={scheme}://" in each for each in urls)
     assert "serverName: k3-kimi-k3-gfx942-sidecar.models.svc" in template(CASES["tls"])
     assert "--tls-cert-file=/run/secrets/tls/tls.crt" in containers(secure)["engine"]["args"]
+
+
+def test_every_probe_of_a_group_follows_tls() -> None:
+    """Of both pods; the second one's metrics are scraped by a monitor of their own."""
+    found = rendered(CASES["two-nodes"], apis=APIS)
+    for _, pod in pod_templates(found):
+        text = json.dumps(pod)
+        assert text.count('"scheme": "HTTPS"') == 4
+        assert '"scheme": "HTTP"' not in text
+    (endpoint,) = one(found, "PodMonitor")["spec"]["podMetricsEndpoints"]
+    assert endpoint["scheme"] == "https"
 
 
 def test_objects_in_the_document() -> None:
@@ -456,7 +518,8 @@ def test_selectors_do_not_take_other_pods() -> None:
     found = rendered(EVERYTHING, apis=APIS)
     labels = engine_pod(found)["metadata"]["labels"]
     others = [one(found, "Job")["spec"]["template"]["metadata"]["labels"]]
-    others.append(one(found, "Pod")["metadata"]["labels"])
+    others += [each["metadata"]["labels"] for each in found if each["kind"] == "Pod"]
+    assert len(others) == 3
     selectors = [each["spec"]["selector"] for each in found if each["kind"] == "Service"]
     selectors += [one(found, kind)["spec"]["selector"]["matchLabels"] for kind in ("PodDisruptionBudget",)]
     for selector in selectors:

@@ -3,13 +3,15 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, NamedTuple
 
 import pytest
 
 from tests.helm.cases import CPU, GATEWAYS, ON_DISK, of_profile
-from tests.helm.rendering import MONITORING, Refused, merged, template
+from tests.helm.rendering import CHART, MONITORING, Refused, merged, template
 
+APIS = (*MONITORING, *GATEWAYS)
 EP8 = of_profile("ep8")
 DOWNLOAD: dict[str, Any] = {
     "weights": {"acceptLossy": True},
@@ -17,6 +19,14 @@ DOWNLOAD: dict[str, Any] = {
 }
 ROUTE: dict[str, Any] = {"gateway": {"httpRoute": {"enabled": True, "parentRefs": [{"name": "gateway"}]}}}
 POOL: dict[str, Any] = {"gateway": {"inferencePool": {"enabled": True, "endpointPicker": {"name": "picker"}}}}
+
+
+def under(place: tuple[str, ...], value: dict[str, Any]) -> dict[str, Any]:
+    """What starts ``ep8``, and the value at that place."""
+    for name in reversed(place):
+        value = {name: value}
+    start = DOWNLOAD if "download" in place else EP8
+    return merged(start, value)
 
 
 class Rule(NamedTuple):
@@ -34,6 +44,11 @@ RULES: dict[str, Rule] = {
         "weights.acceptLossy",
         {**CPU, "weights": {"format": "int4", "acceptLossy": True}},
     ),
+    "a rule for scales that there are not": Rule(
+        {**ON_DISK, "weights": {"format": "mxfp4", "scaleRule": "mse"}},
+        "weights.scaleRule: mse has no effect on mxfp4",
+        {**ON_DISK, "weights": {"acceptLossy": True, "scaleRule": "mse"}},
+    ),
     "a name by which alerts know others": Rule(
         {**EP8, "fullnameOverride": "k3-sidecar"},
         "give a name that ends otherwise",
@@ -50,6 +65,84 @@ RULES: dict[str, Rule] = {
         {**EP8, "overrides": {"max-modellen": 4096}},
         "overrides.max-modellen: is not known",
         {**EP8, "overrides": {"max-model-len": 4096}},
+    ),
+    **{
+        f"a setting that is a value, {name}": Rule(
+            {**EP8, "overrides": {name: value}}, f"overrides.{name}: the chart has a value", {**EP8, **own}
+        )
+        for name, value, own in (
+            ("weights", "mxfp4", {"weights": {"format": "mxfp4"}}),
+            ("scale-rule", "amax", {"weights": {"acceptLossy": True, "scaleRule": "amax"}}),
+            ("start-timeout", 3600, {"startup": {"timeoutSeconds": 3600}}),
+            ("drain-timeout", 60, {"shutdown": {"drainSeconds": 60}}),
+            ("readiness-delay", 20, {"shutdown": {"readinessDelaySeconds": 20}}),
+        )
+    },
+    **{
+        f"a secret in {place[0]}": Rule(
+            under(place, {name: "secret"}), f"{'.'.join(place)}.{name}: sounds like a secret", right
+        )
+        for place, name, right in (
+            (("engine", "env"), "VLLM_API_KEY", {**EP8, "auth": {"apiKeySecret": {"name": "clients"}}}),
+            (
+                ("model", "download", "env"),
+                "HF_TOKEN",
+                merged(DOWNLOAD, {"model": {"download": {"tokenSecret": {"name": "hub"}}}}),
+            ),
+        )
+    },
+    "the program's own variable": Rule(
+        under(("engine", "env"), {"KIMI_K3_STATE_DIR": "/elsewhere"}),
+        "engine.env.KIMI_K3_STATE_DIR: is the program's own",
+        under(("engine", "env"), {"NCCL_DEBUG": "INFO"}),
+    ),
+    **{
+        f"a label twice, {place[1]}": Rule(
+            under(place, {"app.kubernetes.io/name": "other"}),
+            f"{'.'.join(place)}.app.kubernetes.io/name: is set by the chart",
+            under(place, {"example.com/name": "other"}),
+        )
+        for place in (
+            ("monitoring", "serviceMonitor", "additionalLabels"),
+            ("monitoring", "rules", "additionalLabels"),
+            ("monitoring", "dashboards", "labels"),
+        )
+    },
+    "an annotation twice": Rule(
+        merged(
+            of_profile("pp2-tp8"),
+            {"multiNode": {"podAnnotations": {"kubectl.kubernetes.io/default-container": "sidecar"}}},
+        ),
+        "multiNode.podAnnotations.kubectl.kubernetes.io/default-container: is set by the chart",
+        merged(of_profile("pp2-tp8"), {"multiNode": {"podAnnotations": {"example.com/network": "rdma"}}}),
+    ),
+    **{
+        f"a request above its limit, {place}": Rule(
+            under((place, "resources"), {"requests": {"memory": "2Gi"}, "limits": {"memory": "1Gi"}}),
+            f"{place}.resources.limits.memory: 1Gi is less than the request, 2Gi",
+            under((place, "resources"), {"requests": {"memory": "2Gi"}, "limits": {"memory": "2Gi"}}),
+        )
+        for place in ("sidecar", "verify")
+    },
+    "a GPU that the engine has": Rule(
+        under(("verify", "resources", "limits"), {"amd.com/gpu": 1}),
+        "verify.resources.limits: amd.com/gpu is the profile's",
+        under(("verify", "resources", "limits"), {"cpu": 4}),
+    ),
+    "a directory of no claim": Rule(
+        {**EP8, "verify": {"enabled": True, "results": {"path": "k3"}}},
+        "verify.results.path: is a directory of verify.results.existingClaim, which is empty",
+        {**EP8, "verify": {"enabled": True, "results": {"path": "k3", "existingClaim": "results"}}},
+    ),
+    "results outside of their claim": Rule(
+        {**EP8, "verify": {"results": {"path": "../k3", "existingClaim": "results"}}},
+        "verify.results.path: ../k3 leaves its claim",
+        {**EP8, "verify": {"results": {"path": "..k3/", "existingClaim": "results"}}},
+    ),
+    "a volume of one pod for a download": Rule(
+        merged(DOWNLOAD, {"model": {"download": {"accessModes": ["ReadWriteOncePod"]}}}),
+        "model.download.accessModes: ReadWriteOncePod gives the volume to one pod",
+        DOWNLOAD,
     ),
     "a network for one node": Rule(
         {**EP8, "multiNode": {"hostNetwork": True}},
@@ -192,7 +285,42 @@ def test_what_does_not_go_together(rule: str) -> None:
     assert template(right, apis=(*MONITORING, *GATEWAYS))
 
 
-@pytest.mark.parametrize(("values", "missing"), [(ROUTE, "Gateway API"), (POOL, "Inference Extension")])
+ELSEWHERE = {
+    "%s this cluster has no": "test_what_a_cluster_lacks",
+    "model.existingClaim: %s is [%s]": "test_lifecycle.py, since Helm asks the cluster for it",
+}
+"""Where a rule is shown that depends on the cluster."""
+
+
+def test_every_rule_is_shown() -> None:
+    """One that nobody breaks here may never hold: each message of the templates is one that is met above."""
+    texts = [path.read_text() for path in sorted((CHART / "templates").rglob("*.*"))]
+    messages = [
+        re.sub(r"\\(.)", r"\1", message)
+        for text in texts
+        for message in re.findall(r'\bfail \(?(?:printf )?"((?:[^"\\]|\\.)*)"', text)
+    ]
+    assert len(messages) > 30
+    said = []
+    for wrong, _, _ in RULES.values():
+        with pytest.raises(Refused) as refused:
+            template(wrong, apis=APIS)
+        said.append(" ".join(str(refused.value).split()))
+    for message in messages:
+        if message.startswith(tuple(ELSEWHERE)):
+            continue
+        pattern = re.sub(r"%[sdq]", ".*", re.escape(message).replace("\\%", "%"))
+        assert [one for one in said if re.search(pattern, one)], message
+
+
+@pytest.mark.parametrize(
+    ("values", "missing"),
+    [
+        (ROUTE, "Gateway API"),
+        (POOL, "Inference Extension"),
+        (of_profile("pp2-tp8"), "this cluster has no LeaderWorkerSet"),
+    ],
+)
 def test_what_a_cluster_lacks(values: dict[str, Any], missing: str) -> None:
     """A route that was asked for and is left out would look like a deployment that does not answer."""
     with pytest.raises(Refused, match=missing):

@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.helm.cases import EVERYTHING, GATEWAYS, of_profile
+from tests.helm.cases import CASES, EVERYTHING, GATEWAYS, of_profile
+from tests.helm.programs import HELM_3, HELM_4, Release
 from tests.helm.rendering import CHART, MONITORING, Refused, Values, merged, rendered, template
 
+APIS = (*MONITORING, *GATEWAYS)
 DEFAULTS: dict[str, Any] = yaml.safe_load((CHART / "values.yaml").read_text())
 SCHEMA: dict[str, Any] = json.loads((CHART / "values.schema.json").read_text())
 FULL = merged(
@@ -91,9 +93,11 @@ STRICT = [
 
 @pytest.mark.parametrize("path", STRICT, ids=dotted)
 def test_a_misspelt_key(path: Path) -> None:
-    """A typo three levels down must not be left without effect (case 50)."""
-    said = refusal(put(FULL, (*path, "mispelt"), 1))
-    assert "'mispelt'" in said
+    """A typo three levels down must not be left without effect (case 50): of every key, each is named."""
+    typos = {f"{key}x": value for key, value in at(FULL, path).items()}
+    said = refusal(put(FULL, path, {**at(FULL, path), **typos}) if path else {**FULL, **typos})
+    assert typos
+    assert [typo for typo in typos if f"'{typo}'" not in said] == []
     assert ("/" + "/".join(map(str, path)) if path else "''") in said
 
 
@@ -162,8 +166,9 @@ def test_every_value_is_in_the_schema() -> None:
     assert named == set(DEFAULTS)
 
 
-def test_as_a_subchart(tmp_path: Any) -> None:
-    """A parent chart hands its values below our name, a condition and what is global."""
+@pytest.fixture
+def parent(tmp_path: Any) -> Any:
+    """A chart that depends on ours."""
     parent = tmp_path / "parent"
     (parent / "charts").mkdir(parents=True)
     (parent / "charts" / "kimi-k3-gfx942").symlink_to(CHART)
@@ -171,6 +176,22 @@ def test_as_a_subchart(tmp_path: Any) -> None:
         "apiVersion: v2\nname: parent\nversion: 1.0.0\n"
         "dependencies: [{name: kimi-k3-gfx942, version: 0.1.0, condition: kimi-k3-gfx942.enabled}]\n"
     )
+    return parent
+
+
+@pytest.mark.parametrize("release", [HELM_3, HELM_4], ids=["helm-3", "helm-4"])
+@pytest.mark.parametrize("case", CASES)
+def test_the_same_as_a_subchart(parent: Any, case: str, release: Release) -> None:
+    """Helm lays values over each other in another way there, null above all, and the objects are the same."""
+    alone, below = (
+        sorted(rendered(values, chart=chart, apis=APIS, release=release), key=str)
+        for values, chart in ((CASES[case], CHART), ({"kimi-k3-gfx942": CASES[case]}, parent))
+    )
+    assert below == alone
+
+
+def test_as_a_subchart(parent: Any) -> None:
+    """A parent chart hands its values below our name, a condition and what is global."""
     values = {"global": {"imageRegistry": "x"}, "kimi-k3-gfx942": {**of_profile("ep8"), "enabled": True}}
     assert {"Deployment", "Service"} <= {found["kind"] for found in rendered(values, chart=parent)}
     values["kimi-k3-gfx942"]["enabled"] = False

@@ -21,6 +21,10 @@ What no schema can say: values that do not go together. Each message says what i
 {{- fail (printf "weights.acceptLossy: profile %s serves the experts as int4, which changes them; set weights.acceptLossy=true to consent, or weights.format=mxfp4 for exact weights, which are slower" .Values.profile) -}}
 {{- end -}}
 
+{{- if and .Values.weights.scaleRule (ne $facts.weights "int4") -}}
+{{- fail (printf "weights.scaleRule: %s has no effect on %s, which is served as it is; leave it out, or set weights.format=int4" .Values.weights.scaleRule $facts.weights) -}}
+{{- end -}}
+
 {{- $sources := dict
       "model.existingClaim" $model.existingClaim
       "model.hostPath" $model.hostPath
@@ -36,13 +40,49 @@ What no schema can say: values that do not go together. Each message says what i
 {{- if and $model.download.enabled (not $model.download.revision) -}}
 {{- fail "model.download.revision: is empty, so what would be served is not known; give the commit of the repository" -}}
 {{- end -}}
+{{- if and $model.download.enabled (has "ReadWriteOncePod" $model.download.accessModes) -}}
+{{- fail "model.download.accessModes: ReadWriteOncePod gives the volume to one pod, and both the Job and the engine need it; use ReadWriteOnce or ReadWriteMany" -}}
+{{- end -}}
 
+{{- /* They have values of their own, which consent, probes and tests follow. */}}
+{{- $own := dict
+      "weights" "weights.format"
+      "scale-rule" "weights.scaleRule"
+      "start-timeout" "startup.timeoutSeconds"
+      "drain-timeout" "shutdown.drainSeconds"
+      "readiness-delay" "shutdown.readinessDelaySeconds" -}}
 {{- range $name, $_ := .Values.overrides -}}
-{{- if eq $name "nodes" -}}
+{{- if hasKey $own $name -}}
+{{- fail (printf "overrides.%s: the chart has a value for it, on which more depends; set %s" $name (get $own $name)) -}}
+{{- else if eq $name "nodes" -}}
 {{- fail "overrides.nodes: how many nodes there are is the profile's; choose another profile" -}}
 {{- else if not (has $name $facts.settings) -}}
 {{- fail (printf "overrides.%s: is not known; `kimi-k3 plan DIRECTORY --set %s=VALUE` names the nearest" $name $name) -}}
 {{- end -}}
+{{- end -}}
+
+{{- range $place, $given := dict "engine.env" .Values.engine.env "model.download.env" $model.download.env -}}
+{{- range $name, $_ := $given -}}
+{{- if hasPrefix "KIMI_K3_" $name -}}
+{{- fail (printf "%s.%s: is the program's own, and the chart and the sidecar would not know of it; leave it out, and set the value of the chart that is for it" $place $name) -}}
+{{- else if regexMatch "(^|_)(KEY|TOKEN|SECRET|PASSWORD|CREDENTIALS)$" $name -}}
+{{- fail (printf "%s.%s: sounds like a secret, and here everybody could read it who may see the pods; put it into a Secret, and name that in auth.apiKeySecret or model.download.tokenSecret" $place $name) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- range $place, $given := dict
+      "monitoring.serviceMonitor.additionalLabels" .Values.monitoring.serviceMonitor.additionalLabels
+      "monitoring.rules.additionalLabels" .Values.monitoring.rules.additionalLabels
+      "monitoring.dashboards.labels" .Values.monitoring.dashboards.labels -}}
+{{- range $name, $_ := $given -}}
+{{- if or (hasKey (include "kimi-k3.labels" $ | fromYaml) $name) (eq $name "app.kubernetes.io/component") -}}
+{{- fail (printf "%s.%s: is set by the chart, and an object has a label once; leave it out" $place $name) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- if hasKey .Values.multiNode.podAnnotations "kubectl.kubernetes.io/default-container" -}}
+{{- fail "multiNode.podAnnotations.kubectl.kubernetes.io/default-container: is set by the chart; leave it out" -}}
 {{- end -}}
 
 {{- $several := .Values.multiNode -}}
@@ -110,18 +150,24 @@ What no schema can say: values that do not go together. Each message says what i
 {{- $limit := dig "limits" "memory" "" .Values.engine.resources -}}
 {{- if $limit -}}
 {{- if le (include "kimi-k3.bytes" $limit | int64) (include "kimi-k3.bytes" .Values.engine.sharedMemory | int64) -}}
-{{- fail (printf "engine.resources.limits.memory: %s does not hold engine.sharedMemory (%s), which counts in it; raise it" $limit .Values.engine.sharedMemory) -}}
+{{- fail (printf "engine.resources.limits.memory: %s does not hold engine.sharedMemory (%s), which counts in it; raise it" (toString $limit) .Values.engine.sharedMemory) -}}
 {{- end -}}
 {{- end -}}
-{{- $request := dig "requests" "memory" "" .Values.engine.resources -}}
+{{- range $place, $given := dict
+      "engine.resources" .Values.engine.resources
+      "sidecar.resources" .Values.sidecar.resources
+      "verify.resources" .Values.verify.resources -}}
+{{- $limit := dig "limits" "memory" "" $given -}}
+{{- $request := dig "requests" "memory" "" $given -}}
 {{- if and $limit $request -}}
 {{- if lt (include "kimi-k3.bytes" $limit | int64) (include "kimi-k3.bytes" $request | int64) -}}
-{{- fail (printf "engine.resources.limits.memory: %s is less than the request, %s; change both" $limit $request) -}}
+{{- fail (printf "%s.limits.memory: %s is less than the request, %s; change both" $place (toString $limit) (toString $request)) -}}
 {{- end -}}
 {{- end -}}
 {{- range $kind := list "requests" "limits" -}}
-{{- if hasKey (index $.Values.engine.resources $kind | default dict) $.Values.engine.gpuResource -}}
-{{- fail (printf "engine.resources.%s: %s is the profile's; leave it out" $kind $.Values.engine.gpuResource) -}}
+{{- if hasKey (index $given $kind | default dict) $.Values.engine.gpuResource -}}
+{{- fail (printf "%s.%s: %s is the profile's; leave it out" $place $kind $.Values.engine.gpuResource) -}}
+{{- end -}}
 {{- end -}}
 {{- end -}}
 
@@ -129,6 +175,14 @@ What no schema can say: values that do not go together. Each message says what i
 {{- if regexMatch "(^|/)\\.\\.(/|$)" (index $model $name) -}}
 {{- fail (printf "model.%s: %s leaves its directory; write it without .." $name (index $model $name)) -}}
 {{- end -}}
+{{- end -}}
+
+{{- $results := .Values.verify.results -}}
+{{- if regexMatch "(^|/)\\.\\.(/|$)" $results.path -}}
+{{- fail (printf "verify.results.path: %s leaves its claim; write it without .." $results.path) -}}
+{{- end -}}
+{{- if and $results.path (not $results.existingClaim) -}}
+{{- fail "verify.results.path: is a directory of verify.results.existingClaim, which is empty; name the claim, or leave it out" -}}
 {{- end -}}
 
 {{- $open := false -}}

@@ -54,7 +54,7 @@ template:
           {{- end }}
           - {name: HF_HUB_DISABLE_TELEMETRY, value: "1"}
           {{- range $name, $value := .env }}
-          - {name: {{ $name }}, value: {{ toString $value | quote }}}
+          - {name: {{ $name }}, value: {{ include "kimi-k3.text" $value | quote }}}
           {{- end }}
         resources:
           requests: {cpu: "1", memory: 2Gi}

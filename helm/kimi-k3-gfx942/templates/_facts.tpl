@@ -14,6 +14,7 @@ What the templates know, as JSON: the profile's facts, and what the values make 
 {{- $probe = include "kimi-k3.seconds" (list .Values.startup.probeSeconds $probe) | int -}}
 {{- $needed := add $delay $drain $known.margins.teardown | int -}}
 {{- $download := ternary .Values.model.download.timeoutSeconds 0 .Values.model.download.enabled | int -}}
+{{- $remote := get .Values.overrides "trust-remote-code" | toString -}}
 {{- $over := sub $known.margins.progressDeadline $known.margins.startupProbe | int -}}
 {{- dict
       "enginePort" (int $known.ports.engine)
@@ -25,6 +26,7 @@ What the templates know, as JSON: the profile's facts, and what the values make 
       "gpuNames" $profile.gpuNames
       "notStartable" ($profile.notStartable | default "")
       "weights" (.Values.weights.format | default $profile.weights)
+      "trustRemoteCode" (ternary $profile.trustRemoteCode (eq $remote "true") (eq $remote ""))
       "start" $start
       "drain" $drain
       "delay" $delay

@@ -140,11 +140,16 @@ spec:
 {{- end -}}
 {{- end -}}
 
+{{/* A value as a text: numbers are read as ones with a point, and toString would write 8388608 as 8.388608e+06. */}}
+{{- define "kimi-k3.text" -}}
+{{- if kindIs "string" . -}}{{- . -}}{{- else -}}{{- toJson . -}}{{- end -}}
+{{- end -}}
+
 {{/* What is served, as `kimi-k3 serve` and `kimi-k3 preflight` take it. */}}
 {{- define "kimi-k3.chosen" -}}
 - --profile={{ .Values.profile }}
 {{- range $name, $value := .Values.overrides }}
-- {{ printf "--set=%s=%s" $name (ternary $value (toJson $value) (kindIs "string" $value)) | quote }}
+- {{ printf "--set=%s=%s" $name (include "kimi-k3.text" $value) | quote }}
 {{- end }}
 {{- with .Values.weights.format }}
 - --weights={{ . }}
@@ -206,7 +211,7 @@ env:
   {{- end }}
   {{- end }}
   {{- range $name, $value := .Values.engine.env }}
-  - {name: {{ $name }}, value: {{ toString $value | quote }}}
+  - {name: {{ $name }}, value: {{ include "kimi-k3.text" $value | quote }}}
   {{- end }}
 {{- end }}
 securityContext:
@@ -332,6 +337,12 @@ topologySpreadConstraints:
   emptyDir: {sizeLimit: 64Mi}
 - name: shared-memory
   emptyDir: {medium: Memory, sizeLimit: {{ .Values.engine.sharedMemory }}}
+{{- include "kimi-k3.modelVolume" . | nindent 0 }}
+{{- include "kimi-k3.secretVolumes" . | nindent 0 }}
+{{- end -}}
+
+{{/* The checkpoint, where it is not in the image. */}}
+{{- define "kimi-k3.modelVolume" -}}
 {{- with .Values.model }}
 {{- if .existingClaim }}
 - name: model
@@ -344,7 +355,6 @@ topologySpreadConstraints:
   persistentVolumeClaim: {claimName: {{ include "kimi-k3.fullname" $ }}-model}
 {{- end }}
 {{- end }}
-{{- include "kimi-k3.secretVolumes" . | nindent 0 }}
 {{- end -}}
 
 {{/* The Secrets that were named, as files for the group. */}}

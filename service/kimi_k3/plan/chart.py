@@ -56,6 +56,7 @@ def _facts(profile: Profile) -> dict[str, Any]:
         "gpuNames": [gpu.title for gpu in gpus],
         "deviceIds": [device for gpu in gpus for device in gpu.device_ids],
         "weights": profile.weights.value,
+        "trustRemoteCode": "--trust-remote-code" in profile.flags,
         "startTimeout": profile.start_timeout_seconds,
         "drainTimeout": profile.drain_timeout_seconds,
         "readinessDelay": profile.readiness_delay_seconds,

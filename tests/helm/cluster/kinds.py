@@ -37,7 +37,7 @@ BUILT_IN = (
     Kind("", "v1", "configmaps", "ConfigMap"),
     Kind("", "v1", "services", "Service", in_all=True),
     Kind("", "v1", "serviceaccounts", "ServiceAccount"),
-    Kind("", "v1", "persistentvolumeclaims", "PersistentVolumeClaim"),
+    Kind("", "v1", "persistentvolumeclaims", "PersistentVolumeClaim", short="pvc"),
     Kind("", "v1", "pods", "Pod", in_all=True),
     Kind("", "v1", "events", "Event"),
     Kind("apps", "v1", "deployments", "Deployment", in_all=True, short="deploy"),

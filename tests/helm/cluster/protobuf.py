@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Secrets and ConfigMaps as Kubernetes' typed clients send them: protobuf, read as far as Helm fills it.
+"""Secrets, ConfigMaps, Namespaces as Kubernetes' typed clients send them: protobuf, as far as they fill it.
 
 Numbers of the fields: generated.proto in k8s.io/api/core/v1 and k8s.io/apimachinery/pkg/apis/meta/v1.
 """
@@ -25,7 +25,7 @@ def decoded(body: bytes) -> dict[str, Any]:
     for number, value in _fields(envelope[2]):
         if number == 1:
             found["metadata"] = _metadata(value)
-        elif number == 2:
+        elif number == 2 and name in ("Secret", "ConfigMap"):
             key, text = _entry(value)
             encoded = base64.b64encode(text).decode() if binary else text.decode()
             found.setdefault("data", {})[key] = encoded

@@ -17,6 +17,13 @@ Object = dict[str, Any]
 Place = tuple[str, str, str]
 """Plural name of the kind, namespace, name."""
 
+IMMUTABLE = {
+    "Job": ("template", "selector"),
+    "Deployment": ("selector",),
+    "PersistentVolumeClaim": ("accessModes", "storageClassName", "volumeName"),
+}
+"""Fields of a specification that an API server does not let anybody change, of what the chart makes."""
+
 KEPT = ("uid", "creationTimestamp", "generation", "resourceVersion")
 """What of an object's metadata is the server's."""
 
@@ -91,8 +98,9 @@ class Store:
             version = given["metadata"].get("resourceVersion")
             if version and version != known["metadata"]["resourceVersion"]:
                 raise Refused(409, "Conflict", f'{kind.plural} "{name}": the object has been modified')
-            if kind.kind == "Job" and given["spec"]["template"] != known["spec"]["template"]:
-                raise Refused(422, "Invalid", f'Job "{name}": spec.template: field is immutable')
+            for field in IMMUTABLE.get(kind.kind, ()):
+                if given["spec"].get(field) != known["spec"].get(field):
+                    raise Refused(422, "Invalid", f'{kind.kind} "{name}": spec.{field}: field is immutable')
             made = copy.deepcopy(given)
             made["metadata"] |= {key: known["metadata"][key] for key in KEPT}
             made["metadata"].setdefault("namespace", namespace)
