@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The commands of docs/kubernetes.md as a newcomer types them, one after the other, on the tests' cluster."""
+"""The commands of docs/kubernetes.md and docs/runbook.md as people type them, on the tests' cluster."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.helm.rendering import CHART
 from tests.surroundings import SURROUNDINGS
 
 ROOT = CHART.parents[1]
-DOCUMENT = (ROOT / "docs" / "kubernetes.md").read_text()
+DOCUMENT, RUNBOOK = ((ROOT / "docs" / f"{name}.md").read_text() for name in ("kubernetes", "runbook"))
 PARTS = ("Try it, without a GPU", "Install", "Verify", "Upgrade, roll back, uninstall")
 NOT_HERE = re.compile(r"kubectl .*exec -it ")
 """There is no container to go into."""
@@ -38,15 +38,24 @@ def cluster() -> Iterator[Cluster]:
         yield running
 
 
-@pytest.mark.parametrize("release", [HELM_3, HELM_4], ids=["helm-3", "helm-4"])
-def test_the_commands(cluster: Cluster, tmp_path: Path, release: Release) -> None:
-    """All of them work as they stand, and in the end nothing of the chart is left."""
+def typed(line: str, cluster: Cluster, home: Path, release: Release = HELM_4) -> str:
+    """What a line prints, which must work."""
     surroundings = {
         **SURROUNDINGS,
-        "KUBECONFIG": str(cluster.kubeconfig(tmp_path)),
-        "HOME": str(tmp_path),
+        "KUBECONFIG": str(cluster.kubeconfig(home)),
+        "HOME": str(home),
         "PATH": f"{helm(release).parent}:{SURROUNDINGS['PATH']}",
     }
+    done = subprocess.run(
+        ["bash", "-c", line], cwd=ROOT, env=surroundings, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
+    return done.stdout
+
+
+@pytest.mark.parametrize("release", [HELM_3, HELM_4], ids=["helm-3", "helm-4"])
+def test_the_commands(cluster: Cluster, tmp_path: Path, release: Release) -> None:
+    """All of them work as they stand, one after the other, and in the end nothing of the chart is left."""
     (kind,) = [kind for kind in cluster.api.kinds if kind.kind == "PersistentVolumeClaim"]
     # The operator's own, and what a download would have left.
     for name in ("verifications", "k3-kimi-k3-gfx942-model"):
@@ -58,12 +67,9 @@ def test_the_commands(cluster: Cluster, tmp_path: Path, release: Release) -> Non
     for line in map(str.strip, lines):
         if NOT_HERE.match(line):
             continue
-        done = subprocess.run(
-            ["bash", "-c", line], cwd=ROOT, env=surroundings, capture_output=True, text=True, timeout=120
-        )
-        assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
+        told = typed(line, cluster, tmp_path, release)
         if line.startswith("helm upgrade"):
-            printed = done.stdout
+            printed = told
         if line.startswith("helm test k3"):
             assert line in printed, "the chart itself says how it is tested"
     left = [
@@ -73,3 +79,21 @@ def test_the_commands(cluster: Cluster, tmp_path: Path, release: Release) -> Non
         if kind.kind not in ("Namespace", "Secret")
     ]
     assert left == ["verifications"]
+
+
+def looking() -> list[str]:
+    """The runbook's questions to a cluster about the release's objects."""
+    found = re.findall(r"\bkubectl -n models (?:get|describe) [^`\n|;}]+", RUNBOOK)
+    return sorted(set(map(str.strip, found)))
+
+
+def test_the_runbooks_questions(cluster: Cluster, tmp_path: Path) -> None:
+    """Whoever is called at night asks a release named as there, and gets to see its objects."""
+    values = "--set=model.hostPath=/models,weights.acceptLossy=true,security.gpuGroups={993}"
+    typed(
+        f"helm install k3 {CHART} --namespace models --create-namespace --wait '{values}'", cluster, tmp_path
+    )
+    lines = looking()
+    assert len(lines) >= 5
+    for line in lines:
+        assert "k3-kimi-k3-gfx942" in typed(line, cluster, tmp_path), line

@@ -45,6 +45,7 @@ BUILT_IN = (
     Kind("batch", "v1", "jobs", "Job", in_all=True),
     Kind("policy", "v1", "poddisruptionbudgets", "PodDisruptionBudget"),
     Kind("networking.k8s.io", "v1", "networkpolicies", "NetworkPolicy"),
+    Kind("discovery.k8s.io", "v1", "endpointslices", "EndpointSlice"),
 )
 
 MONITORING = (
