@@ -267,14 +267,18 @@ _INSTALL = "pip install 'kimi-k3-gfx942[verify]'; the results are complete witho
 
 @contextmanager
 def _reporting(out: Path) -> Iterator[None]:
-    """Make the report when the block has ended, however it ended."""
-    try:
-        yield
-    finally:
+    """The directory for this run alone; the report is made when the block has ended, however it ended."""
+    from kimi_k3.verify.keeping import held, read_results
+
+    with held(out):
         try:
-            report(str(out))
-        except OperatorError as error:
-            _told(f"no report: {error}")
+            yield
+        finally:
+            try:
+                if read_results(out):
+                    report(str(out))
+            except OperatorError as error:
+                _told(f"no report: {error}")
 
 
 DatasetOption = Annotated[

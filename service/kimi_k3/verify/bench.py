@@ -8,6 +8,7 @@ its log stay beside the result. Upstream published that every request came back,
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from kimi_k3.errors import ExitCode, OperatorError
 from kimi_k3.files import read_small
 from kimi_k3.kernels.installed import VLLM_DISTRIBUTIONS
+from kimi_k3.supervisor.child import die_with_parent
 from kimi_k3.verify.asking import Api, api, shown, subject_of
 from kimi_k3.verify.keeping import Broken, kept
 from kimi_k3.verify.published import published
@@ -464,7 +466,12 @@ def _measure(command: Sequence[str], environment: Mapping[str, str], result: Pat
 
 def _run(command: Sequence[str], environment: Mapping[str, str], output: int, engine: Api) -> int:
     with subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, env=dict(environment)
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        env=dict(environment),
+        preexec_fn=die_with_parent(os.getpid()),
     ) as process:
         try:
             while True:

@@ -7,6 +7,7 @@ start, and for the record: its shape and batches are those of the kernel's autho
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ from kimi_k3.errors import OperatorError
 from kimi_k3.preflight.hardware import hardware
 from kimi_k3.preflight.machine import Machine
 from kimi_k3.profiles.schema import Profile
+from kimi_k3.supervisor.child import die_with_parent
 from kimi_k3.verify.asking import shown, subject_of
 from kimi_k3.verify.keeping import Broken, kept
 from kimi_k3.verify.results import Curve, Figure, Kind, Row, State, Subject
@@ -88,6 +90,7 @@ def _ask(request: Request, variables: dict[str, str]) -> Iterator[Proven | Measu
         stderr=subprocess.STDOUT,
         text=True,
         errors="replace",
+        preexec_fn=die_with_parent(os.getpid()),
     ) as process:
         assert process.stdout is not None
         try:
