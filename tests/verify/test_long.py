@@ -37,9 +37,8 @@ EXAMPLE = Example("needle", "", "The code of the red box is 0417.\n#### 0417")
 
 def length(notes: int, right: int, count: int, tokens: int) -> Length:
     names = list(DEPTHS)
-    return Length(
-        notes, tuple(Asked(names[n % len(names)], n < right, tokens, "I do not know") for n in range(count))
-    )
+    asked = tuple(Asked(names[n % len(names)], n < right, tokens, "I do not know") for n in range(count))
+    return Length(notes, asked, count)
 
 
 @pytest.mark.parametrize("notes", [1, 2, 7, 60, 182, 183, 1000])
@@ -200,7 +199,7 @@ BROKEN: dict[str, tuple[tuple[int, str] | None, str]] = {
 
 @pytest.mark.parametrize("case", BROKEN)
 def test_broken_off(tmp_path: Path, case: str) -> None:
-    """What was measured before stays, the reason is in the file, and the error is one line that names it."""
+    """What was measured stays, also of the length under way; the error is one line that names the file."""
     answer, said = BROKEN[case]
 
     def one_length(body: dict[str, Any]) -> tuple[int, str] | None:
@@ -209,7 +208,9 @@ def test_broken_off(tmp_path: Path, case: str) -> None:
     with running(Server(one_length)) as server, pytest.raises(OperatorError) as caught:
         looked(server, tmp_path)
     result = kept_in(tmp_path)
-    assert [row.state for row in result.rows] == [State.PASS]
+    assert [row.state for row in result.rows] == [State.PASS, State.NOT_RUN]
+    assert result.rows[1].evidence.startswith("partial, 1 of 3 questions; 1/1 codes found")
+    assert [figure.count for figure in result.figures] == [3, 1]
     assert (result.state, result.ended) == (State.FAIL, None)
     assert said in (result.broken_off or "")
     assert said in str(caught.value)

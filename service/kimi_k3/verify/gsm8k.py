@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from kimi_k3.errors import ExitCode, OperatorError
+from kimi_k3.terminal import NotWritten
 from kimi_k3.verify import harness
 from kimi_k3.verify.asking import Api, api, subject_of
 from kimi_k3.verify.dataset import GSM8K_QUESTIONS, HOW_TO_GET, Dataset, read_dataset, write_dataset
@@ -280,6 +281,8 @@ def _directory(out: Path) -> Iterator[Path]:
     try:
         scratch.mkdir(parents=True)
         yield directory
+    except NotWritten:
+        raise
     except OSError as error:
         raise OperatorError(
             f"--out {out}: cannot write into {directory.relative_to(out.absolute())}: "
