@@ -156,18 +156,18 @@ def kept_in(out: Path) -> Result:
     return result
 
 
-def looked(server: Server, out: Path, **changes: Any) -> tuple[int, list[str]]:
+def looked(server: Server, out: Path, **changes: Any) -> tuple[State, list[str]]:
     told: list[str] = []
     given: dict[str, Any] = {"up_to": None, "each": 3, "seed": 0} | changes
-    return run_long(server.target, out=out, report=told.append, **given), told
+    return run_long(server.target, out, report=told.append, **given), told
 
 
 def test_all_found(tmp_path: Path) -> None:
     """A line for each length, and the same in the file; asked as in a chat, greedily, without thinking."""
     with running(Server(read)) as server:
-        code, told = looked(server, tmp_path)
+        state, told = looked(server, tmp_path)
     result = kept_in(tmp_path)
-    assert (code, result.state, result.broken_off) == (0, State.PASS, None)
+    assert (state, result.state, result.broken_off) == (State.PASS, State.PASS, None)
     assert [row.name for row in result.rows] == [f"needle in {n} notes" for n in (4, 8, 16, 32, 64)]
     assert told == [f"pass    {row.name}: {row.evidence}" for row in result.rows]
     assert [figure.value for figure in result.figures] == [1] * 5
@@ -182,8 +182,8 @@ def test_nothing_found(tmp_path: Path, text: str | None) -> None:
     with running(
         Server(lambda body: completion(text, 30 + len(body["messages"][0]["content"]) // 4))
     ) as server:
-        code, told = looked(server, tmp_path, up_to=400)
-    assert (code, kept_in(tmp_path).state) == (1, State.FAIL)
+        state, told = looked(server, tmp_path, up_to=400)
+    assert state is kept_in(tmp_path).state is State.FAIL
     assert all(line.startswith("fail ") and "0/3 codes found" in line for line in told)
     assert f"a wrong answer (beginning): {text or 'nothing'}" in told[0]
 

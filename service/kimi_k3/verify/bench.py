@@ -368,17 +368,16 @@ def installed_vllm() -> str | None:
 
 def run_bench(
     target: Target,
-    *,
     out: Path,
+    *,
     checkpoint: Path | None,
     sweeps: Sequence[Load],
     standard: bool,
     seed: int,
     remote_code: bool,
-    environ: Mapping[str, str],
     report: Callable[[str], None],
-) -> int:
-    """Measure each load and keep what is found; 0 if every request came back, else 1.
+) -> State:
+    """Measure each load and keep what is found; pass if every request came back.
 
     Args:
         standard: also upstream's two loads.
@@ -411,8 +410,8 @@ def run_bench(
                 )
                 for row in sheet.result.rows:
                     report(row.line)
-                return ExitCode.FAILED
-            environment, found = bench_environment(environ, target), dict[Load, Measured]()
+                return sheet.result.state
+            environment, found = bench_environment(os.environ, target), dict[Load, Measured]()
             for number, (load, wanted) in enumerate(loads):
                 result = out / DIRECTORY / f"{load.stem}.json"
                 command = bench_command(
@@ -428,7 +427,7 @@ def run_bench(
                 report(row.line)
                 if measured.failed:
                     engine.length_limit()  # Broken, if it is gone: the next load would say nothing new.
-    return ExitCode.OK if sheet.result.state is State.PASS else ExitCode.FAILED
+    return sheet.result.state
 
 
 def _told(engine: Api) -> tuple[int | None, str | None]:

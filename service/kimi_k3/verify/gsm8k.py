@@ -50,15 +50,15 @@ PROMPT_MARGIN: Final = 16
 
 def run_gsm8k(
     target: Target,
-    *,
     out: Path,
+    *,
     dataset: Path | None,
     own: bool,
     limit: int | None,
     concurrency: int,
     report: Callable[[str], None],
-) -> int:
-    """Ask, write and tell; 0 if it is as it should be, else 1.
+) -> State:
+    """Ask, write and tell.
 
     Args:
         dataset: directory with GSM8K; ``None`` for the miniature's own questions.
@@ -293,7 +293,7 @@ def _directory(out: Path) -> Iterator[Path]:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _told(sheet: Sheet, report: Callable[[str], None]) -> int:
+def _told(sheet: Sheet, report: Callable[[str], None]) -> State:
     for row in sheet.result.rows:
         report(row.line)
-    return ExitCode.OK if sheet.result.state is State.PASS else ExitCode.FAILED
+    return sheet.result.state

@@ -251,9 +251,9 @@ def context(limit: int | None, up_to: int | None) -> int:
 
 
 def run_long(
-    target: Target, *, out: Path, up_to: int | None, each: int, seed: int, report: Callable[[str], None]
-) -> int:
-    """Ask at every length and keep what is found; 0 if all lengths are as they should be, else 1.
+    target: Target, out: Path, *, up_to: int | None, each: int, seed: int, report: Callable[[str], None]
+) -> State:
+    """Ask at every length and keep what is found.
 
     Args:
         up_to: tokens of the longest prompt and its answer; ``None`` for the server's limit.
@@ -290,7 +290,7 @@ def run_long(
                 if length.whole:
                     done = measured
                     report(sheet.result.rows[-1].line)
-    return ExitCode.OK if sheet.result.state is State.PASS else ExitCode.FAILED
+    return sheet.result.state
 
 
 def lengths(engine: Api, room: int, each: int, seed: int) -> Iterator[Length]:
