@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -16,17 +17,25 @@ from kimi_k3.verify.target import Target
 CARD = {"id": "kimi-k3", "root": "/nowhere", "max_model_len": 1024}
 
 
+PATIENCE_SECONDS = 240.0
+"""Less than a verification waits for an answer."""
+
+
 @dataclass
 class Server:
     """What it answers.
 
     Attributes:
         answer: status and text for the body of a request; ``None`` ends the server instead.
+        listing: status and text of the models, ``None`` for those of the ``card``.
+        headers: of each answer.
         asked: what it was asked.
     """
 
     answer: Callable[[dict[str, Any]], tuple[int, str] | None]
     card: Any = field(default_factory=lambda: dict(CARD))
+    listing: tuple[int, str] | None = None
+    headers: dict[str, str] = field(default_factory=dict)
     asked: list[dict[str, Any]] = field(default_factory=list)
     gone: bool = False
     url: str = ""
@@ -53,7 +62,7 @@ def running(server: Server) -> Iterator[Server]:
             if server.gone:
                 self.close_connection = True
                 return
-            self._send(200, json.dumps({"data": [server.card]}))
+            self._send(*(server.listing or (200, json.dumps({"data": [server.card]}))))
 
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -68,8 +77,9 @@ def running(server: Server) -> Iterator[Server]:
         def _send(self, status: int, text: str) -> None:
             data = text.encode()
             self.send_response(status)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(data)))
+            headers = {"Content-Type": "application/json", "Content-Length": str(len(data))}
+            for name, value in (headers | server.headers).items():
+                self.send_header(name, value)
             self.end_headers()
             self.wfile.write(data)
 
@@ -85,3 +95,29 @@ def running(server: Server) -> Iterator[Server]:
         finally:
             listening.shutdown()
             thread.join()
+
+
+@contextlib.contextmanager
+def silent() -> Iterator[Server]:
+    """A server that makes tokens of a text, and is silent on every question until the block ends."""
+    ended = threading.Event()
+
+    def answer(body: dict[str, Any]) -> tuple[int, str] | None:
+        if "add_special_tokens" in body:
+            return 200, json.dumps({"tokens": [1, 2, 3]})
+        ended.wait()
+        return None
+
+    with running(Server(answer)) as server:
+        try:
+            yield server
+        finally:
+            ended.set()
+
+
+def until(done: Callable[[], bool]) -> None:
+    """Wait for it."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not done():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)

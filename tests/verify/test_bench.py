@@ -7,7 +7,6 @@ vLLM's own benchmark runs in tests/serving/test_verify.py; here a script stands 
 from __future__ import annotations
 
 import json
-import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -227,8 +226,8 @@ json.dump(said, open(flags["result-dir"] + "/" + flags["result-filename"], "w"))
 
 def looked(
     monkeypatch: pytest.MonkeyPatch, server: Server, out: Path, *loads: Load, without: Any = None
-) -> tuple[int, list[str]]:
-    """The exit code and the lines, with the script in vLLM's place."""
+) -> tuple[State, list[str]]:
+    """The state and the lines, with the script in vLLM's place."""
     (out / "tokenizer_config.json").touch()
     command = bench.bench_command
     script = SCRIPT.replace("FAILED", repr(without))
@@ -236,18 +235,17 @@ def looked(
         bench, "bench_command", lambda *a, **k: [sys.executable, "-c", script, *command(*a, **k)[3:]]
     )
     told: list[str] = []
-    code = run_bench(
+    state = run_bench(
         server.target,
-        out=out,
+        out,
         checkpoint=out,
         sweeps=loads,
         standard=False,
         seed=0,
         remote_code=False,
-        environ=os.environ,
         report=told.append,
     )
-    return code, told
+    return state, told
 
 
 def kept_in(out: Path) -> Result:
@@ -259,9 +257,10 @@ def test_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A line for each load, and the same in the file, with vLLM's own JSON and log beside it."""
     more = replace(SMALL, concurrency=4)
     with running(Server(lambda _: (200, json.dumps(raw(SMALL))))) as server:
-        code, told = looked(monkeypatch, server, tmp_path, SMALL, more)
+        state, told = looked(monkeypatch, server, tmp_path, SMALL, more)
     result = kept_in(tmp_path)
-    assert (code, result.state, result.settings["loads"]) == (0, State.PASS, "64/8/2/4 64/8/4/4")
+    assert state is result.state is State.PASS
+    assert result.settings["loads"] == "64/8/2/4 64/8/4/4"
     assert told == [f"pass    {row.name}: {row.evidence}" for row in result.rows]
     assert len(told) == 2
     assert read_measured(tmp_path / "bench" / "64-8-2-4.json").completed == 4
@@ -307,8 +306,8 @@ def test_errors_of_a_server_that_lives(tmp_path: Path, monkeypatch: pytest.Monke
     """Each load is tried: which of them bring errors is what one wants to know."""
     loads = (SMALL, replace(SMALL, concurrency=4))
     with running(Server(lambda _: (200, json.dumps(raw(SMALL, failed=2))))) as server:
-        code, told = looked(monkeypatch, server, tmp_path, *loads)
-    assert (code, [line[:4] for line in told]) == (1, ["fail", "fail"])
+        state, told = looked(monkeypatch, server, tmp_path, *loads)
+    assert (state, [line[:4] for line in told]) == (State.FAIL, ["fail", "fail"])
     assert kept_in(tmp_path).broken_off is None
 
 

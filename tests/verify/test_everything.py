@@ -109,10 +109,8 @@ def parts(monkeypatch: pytest.MonkeyPatch) -> list[Kind]:
     made: list[Kind] = []
 
     def replaced(kind: Kind) -> Callable[..., None]:
-        def part(_: Target, *given: object, **named: object) -> None:
+        def part(_: Target, out: Path, *given: object, **named: object) -> None:
             made.append(kind)
-            out = named.get("out", given[0] if given else None)
-            assert isinstance(out, Path)
             with kept(out, kind, SUBJECT, {}) as sheet:
                 sheet.note(rows=[Row(name="readiness", state=State.PASS, evidence="")])
 
@@ -124,14 +122,20 @@ def parts(monkeypatch: pytest.MonkeyPatch) -> list[Kind]:
     return made
 
 
-def run(url: str, out: Path, profile: str = "cpu-tiny") -> tuple[State, list[str]]:
+def run(
+    url: str,
+    out: Path,
+    profile: str = "cpu-tiny",
+    dataset: Path | None = None,
+    checkpoint: Path | None = None,
+) -> tuple[State, list[str]]:
     lines: list[str] = []
     state = run_all(
         Target(url, None, f"{url}/metrics", None, None, None),
         out,
         profile=load_profile(profile),
-        dataset=None,
-        checkpoint=None,
+        dataset=dataset,
+        checkpoint=checkpoint,
         remote_code=False,
         short=None,
         report=lines.append,
@@ -153,8 +157,8 @@ def test_one_that_fails_does_not_end_the_others(
 ) -> None:
     """As long as the server answers; the whole fails."""
 
-    def fails(*_: object, **named: Path) -> None:
-        with kept(named["out"], Kind.LONG, SUBJECT, {}):
+    def fails(_: Target, out: Path, **__: object) -> None:
+        with kept(out, Kind.LONG, SUBJECT, {}):
             raise OperatorError("verify long: cannot", remedy="do that")
 
     monkeypatch.setattr(everything, "run_long", fails)
@@ -163,6 +167,33 @@ def test_one_that_fails_does_not_end_the_others(
     assert Kind.BENCH in parts
     assert "fail: verify long: cannot; do that" in lines
     assert state is State.FAIL
+
+
+def test_an_earlier_pass_does_not_stand_for_one_that_could_not_begin(
+    tmp_path: Path, parts: list[Kind], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The table is made of what lies in the directory, and yesterday's result lies there, too."""
+    with kept(tmp_path, Kind.LONG, SUBJECT, {}) as sheet:
+        sheet.note(rows=[Row(name="needle in 4 notes", state=State.PASS, evidence="yesterday")])
+
+    def fails(*_: object, **__: object) -> None:
+        raise OperatorError("verify long: 100 tokens are too short", remedy="give more")
+
+    monkeypatch.setattr(everything, "run_long", fails)
+    with serving(Model()) as model:
+        state, lines = run(model.url, tmp_path)
+    assert state is State.FAIL
+    assert [line for line in lines if line.startswith("fail    long contexts") and "too short" in line]
+
+
+@pytest.mark.parametrize("mistyped", ["dataset", "checkpoint"])
+def test_what_is_mistyped_is_told_before_anything_is_asked(
+    mistyped: str, tmp_path: Path, parts: list[Kind]
+) -> None:
+    """Each is used by one of the last parts, hours later on a large deployment."""
+    with pytest.raises(OperatorError, match="nowhere"):
+        run("http://127.0.0.1:1", tmp_path, "cpu-tiny", **{mistyped: tmp_path / "nowhere"})
+    assert parts == []
 
 
 def test_a_server_that_is_gone_ends_it(

@@ -54,18 +54,18 @@ def right(body: dict[str, Any]) -> tuple[int, str]:
 
 def verified(
     server: Server, out: Path, *, dataset: Path | None, limit: int | None = None, concurrency: int = 2
-) -> tuple[int, list[str]]:
+) -> tuple[State, list[str]]:
     told: list[str] = []
-    code = run_gsm8k(
+    state = run_gsm8k(
         server.target,
-        out=out,
+        out,
         dataset=dataset,
         own=dataset is None,
         limit=limit,
         concurrency=concurrency,
         report=told.append,
     )
-    return code, told
+    return state, told
 
 
 def kept_in(out: Path) -> Result:
@@ -88,11 +88,11 @@ def test_parquet_is_asked_as_upstream_asked(tmp_path: Path) -> None:
         path = tmp_path / "gsm8k" / "main" / f"{part}-00000-of-00001.parquet"
         parquet.write_table(pyarrow.Table.from_pylist(rows), path)
     with running(Server(right, card={"id": "kimi-k3", "max_model_len": 262_144})) as server:
-        code, told = verified(server, tmp_path / "out", dataset=tmp_path / "gsm8k", limit=6)
+        state, told = verified(server, tmp_path / "out", dataset=tmp_path / "gsm8k", limit=6)
     result = kept_in(tmp_path / "out")
     assert shares(result) == {"strict-match": (1.0, 6), "flexible-extract": (1.0, 6)}
     # Right as it all is, there is nothing to compare it with.
-    assert (code, result.state) == (1, State.NOT_RUN), told
+    assert state is result.state is State.NOT_RUN, told
     assert "not GSM8K" in told[-1]
     assert {question_of(body) for body in server.asked} == {one.question for one in ASKED[:6]}
     for body in server.asked:
@@ -171,7 +171,7 @@ def test_nothing_to_ask(tmp_path: Path) -> None:
         with pytest.raises(OperatorError, match="hf download openai/gsm8k"):
             run_gsm8k(
                 server.target,
-                out=tmp_path,
+                tmp_path,
                 dataset=None,
                 own=False,
                 limit=None,
@@ -187,8 +187,8 @@ def test_without_lm_eval(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     """Not run is no pass, and the line says what to install."""
     monkeypatch.setattr(harness, "version", lambda: None)
     with running(Server(right)) as server:
-        code, told = verified(server, tmp_path, dataset=None)
-    assert (code, kept_in(tmp_path).state) == (1, State.NOT_RUN)
+        state, told = verified(server, tmp_path, dataset=None)
+    assert state is kept_in(tmp_path).state is State.NOT_RUN
     assert "pip install 'kimi-k3-gfx942[verify]'" in told[-1]
 
 

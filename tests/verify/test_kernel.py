@@ -85,13 +85,28 @@ def test_a_cpu_proves_nothing_of_gfx942(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("wrong", [0.6, None])
+@pytest.mark.parametrize("signed_too", [False, True])
 def test_a_wrong_answer_fails_for_the_real_thing_too(
+    wrong: float | None, signed_too: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another number or none at all, in one batch: no start goes on, and no word of scales excuses it."""
+    answers = told(0.004, wrong, 0.004, wrong if signed_too else 0.005, architecture="gfx942")
+    found = run(tmp_path, answers, monkeypatch)
+    signed = State.FAIL if signed_too else State.PASS
+    assert [row.state for row in found.rows] == [State.FAIL, signed, State.FAIL]
+    assert not any("without negative scales" in row.evidence for row in found.rows)
+    assert found.state is State.FAIL
+
+
+@pytest.mark.parametrize("wrong", [0.6, None])
+def test_wrong_negative_scales_are_told_and_a_start_goes_on(
     wrong: float | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another number or none at all, in one batch of one kind."""
+    """As prove_backend does it: it converts without them; a verification that failed would contradict it."""
     found = run(tmp_path, told(0.004, 0.005, wrong, 0.005, architecture="gfx942"), monkeypatch)
-    assert [row.state for row in found.rows] == [State.PASS, State.FAIL, State.FAIL]
-    assert found.state is State.FAIL
+    assert [row.state for row in found.rows] == [State.PASS] * 3
+    assert ["without negative scales" in row.evidence for row in found.rows] == [False, True, True]
+    assert found.rows[1].evidence.startswith("wrong, ")
 
 
 def test_a_process_that_ends_early_is_no_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

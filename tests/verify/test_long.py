@@ -37,9 +37,8 @@ EXAMPLE = Example("needle", "", "The code of the red box is 0417.\n#### 0417")
 
 def length(notes: int, right: int, count: int, tokens: int) -> Length:
     names = list(DEPTHS)
-    return Length(
-        notes, tuple(Asked(names[n % len(names)], n < right, tokens, "I do not know") for n in range(count))
-    )
+    asked = tuple(Asked(names[n % len(names)], n < right, tokens, "I do not know") for n in range(count))
+    return Length(notes, asked, count)
 
 
 @pytest.mark.parametrize("notes", [1, 2, 7, 60, 182, 183, 1000])
@@ -157,18 +156,18 @@ def kept_in(out: Path) -> Result:
     return result
 
 
-def looked(server: Server, out: Path, **changes: Any) -> tuple[int, list[str]]:
+def looked(server: Server, out: Path, **changes: Any) -> tuple[State, list[str]]:
     told: list[str] = []
     given: dict[str, Any] = {"up_to": None, "each": 3, "seed": 0} | changes
-    return run_long(server.target, out=out, report=told.append, **given), told
+    return run_long(server.target, out, report=told.append, **given), told
 
 
 def test_all_found(tmp_path: Path) -> None:
     """A line for each length, and the same in the file; asked as in a chat, greedily, without thinking."""
     with running(Server(read)) as server:
-        code, told = looked(server, tmp_path)
+        state, told = looked(server, tmp_path)
     result = kept_in(tmp_path)
-    assert (code, result.state, result.broken_off) == (0, State.PASS, None)
+    assert (state, result.state, result.broken_off) == (State.PASS, State.PASS, None)
     assert [row.name for row in result.rows] == [f"needle in {n} notes" for n in (4, 8, 16, 32, 64)]
     assert told == [f"pass    {row.name}: {row.evidence}" for row in result.rows]
     assert [figure.value for figure in result.figures] == [1] * 5
@@ -183,8 +182,8 @@ def test_nothing_found(tmp_path: Path, text: str | None) -> None:
     with running(
         Server(lambda body: completion(text, 30 + len(body["messages"][0]["content"]) // 4))
     ) as server:
-        code, told = looked(server, tmp_path, up_to=400)
-    assert (code, kept_in(tmp_path).state) == (1, State.FAIL)
+        state, told = looked(server, tmp_path, up_to=400)
+    assert state is kept_in(tmp_path).state is State.FAIL
     assert all(line.startswith("fail ") and "0/3 codes found" in line for line in told)
     assert f"a wrong answer (beginning): {text or 'nothing'}" in told[0]
 
@@ -200,7 +199,7 @@ BROKEN: dict[str, tuple[tuple[int, str] | None, str]] = {
 
 @pytest.mark.parametrize("case", BROKEN)
 def test_broken_off(tmp_path: Path, case: str) -> None:
-    """What was measured before stays, the reason is in the file, and the error is one line that names it."""
+    """What was measured stays, also of the length under way; the error is one line that names the file."""
     answer, said = BROKEN[case]
 
     def one_length(body: dict[str, Any]) -> tuple[int, str] | None:
@@ -209,7 +208,9 @@ def test_broken_off(tmp_path: Path, case: str) -> None:
     with running(Server(one_length)) as server, pytest.raises(OperatorError) as caught:
         looked(server, tmp_path)
     result = kept_in(tmp_path)
-    assert [row.state for row in result.rows] == [State.PASS]
+    assert [row.state for row in result.rows] == [State.PASS, State.NOT_RUN]
+    assert result.rows[1].evidence.startswith("partial, 1 of 3 questions; 1/1 codes found")
+    assert [figure.count for figure in result.figures] == [3, 1]
     assert (result.state, result.ended) == (State.FAIL, None)
     assert said in (result.broken_off or "")
     assert said in str(caught.value)

@@ -161,7 +161,8 @@ def kernel(
 
     path = given_path("--out", out)
     with _reporting(path):
-        return _code(run_kernel(target, path, profile=load_profile(profile), reduced=reduced, report=_told))
+        state = run_kernel(target, path, profile=load_profile(profile), reduced=reduced, report=_told)
+    return _code(state)
 
 
 BenchCheckpoint = Annotated[
@@ -211,17 +212,17 @@ def bench(
 
     path, sweeps = given_path("--out", out), [parse_load(text) for text in sweep or ()]
     with _reporting(path):
-        return run_bench(
+        state = run_bench(
             target,
-            out=path,
+            path,
             checkpoint=_path("--checkpoint", checkpoint),
             sweeps=sweeps,
             standard=standard,
             seed=seed,
             remote_code=trust_remote_code,
-            environ=os.environ,
             report=_told,
         )
+    return _code(state)
 
 
 UpTo = Annotated[
@@ -247,7 +248,8 @@ def long(target: Target, up_to: UpTo = None, each: Each = 6, seed: Seed = 0, out
 
     path = given_path("--out", out)
     with _reporting(path):
-        return run_long(target, out=path, up_to=up_to, each=each, seed=seed, report=_told)
+        state = run_long(target, path, up_to=up_to, each=each, seed=seed, report=_told)
+    return _code(state)
 
 
 @app.command()
@@ -267,14 +269,18 @@ _INSTALL = "pip install 'kimi-k3-gfx942[verify]'; the results are complete witho
 
 @contextmanager
 def _reporting(out: Path) -> Iterator[None]:
-    """Make the report when the block has ended, however it ended."""
-    try:
-        yield
-    finally:
+    """The directory for this run alone; the report is made when the block has ended, however it ended."""
+    from kimi_k3.verify.keeping import held, read_results
+
+    with held(out):
         try:
-            report(str(out))
-        except OperatorError as error:
-            _told(f"no report: {error}")
+            yield
+        finally:
+            try:
+                if read_results(out):
+                    report(str(out))
+            except OperatorError as error:
+                _told(f"no report: {error}")
 
 
 DatasetOption = Annotated[
@@ -315,15 +321,16 @@ def gsm8k(
 
     path = given_path("--out", out)
     with _reporting(path):
-        return run_gsm8k(
+        state = run_gsm8k(
             target,
-            out=path,
+            path,
             dataset=_path("--dataset", dataset),
             own=own,
             limit=limit,
             concurrency=concurrency,
             report=_told,
         )
+    return _code(state)
 
 
 @app.command("all")
@@ -372,7 +379,8 @@ def _told(line: str) -> None:
 
 
 def _code(state: State) -> int:
-    return int(ExitCode.FAILED if state == "fail" else ExitCode.OK)
+    """Only a pass is 0: what was not run shows nothing."""
+    return int(ExitCode.OK if state == "pass" else ExitCode.FAILED)
 
 
 def _path(flag: str, given: str | None) -> Path | None:

@@ -49,7 +49,7 @@ class Child:
             stderr=subprocess.STDOUT,
             bufsize=0,
             start_new_session=True,
-            preexec_fn=_die_with_parent(os.getpid()),
+            preexec_fn=die_with_parent(os.getpid()),
         )
         self._reader = threading.Thread(target=self._read, name="engine-output", daemon=True)
         self._reader.start()
@@ -92,7 +92,12 @@ class Child:
             self._sink(line)
 
 
-def _die_with_parent(parent: int) -> Callable[[], None]:
+def die_with_parent(parent: int) -> Callable[[], None]:
+    """For ``preexec_fn``: the kernel sends the child SIGTERM when its parent ends, however it does.
+
+    Args:
+        parent: who starts it, in its main thread.
+    """
     # Loaded before the fork: afterwards only async-signal-safe work is allowed.
     prctl = ctypes.CDLL(None, use_errno=True).prctl
 

@@ -76,9 +76,10 @@ def run_accuracy(
         OperatorError: the deployment cannot be asked, or was gone before the end.
     """
     subject = subject_of(target)
+    read(out, warn=lambda _: None)  # What cannot be compared is known before anything is asked.
     settings = {"count": count, "seed": seed, "shots": SHOTS, "at_a_time": at_a_time}
     asked = questions(seed, count)
-    with kept(out, Kind.ACCURACY, subject, settings) as sheet, api(target) as engine:
+    with api(target) as engine, kept(out, Kind.ACCURACY, subject, settings) as sheet:
         predictions = Predictions(
             subject=subject, seed=seed, count=count, shots=SHOTS, asked=digest(asked), predicted=()
         )

@@ -8,6 +8,7 @@ its log stay beside the result. Upstream published that every request came back,
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from kimi_k3.errors import ExitCode, OperatorError
 from kimi_k3.files import read_small
 from kimi_k3.kernels.installed import VLLM_DISTRIBUTIONS
+from kimi_k3.supervisor.child import die_with_parent
 from kimi_k3.verify.asking import Api, api, shown, subject_of
 from kimi_k3.verify.keeping import Broken, kept
 from kimi_k3.verify.published import published
@@ -366,17 +368,16 @@ def installed_vllm() -> str | None:
 
 def run_bench(
     target: Target,
-    *,
     out: Path,
+    *,
     checkpoint: Path | None,
     sweeps: Sequence[Load],
     standard: bool,
     seed: int,
     remote_code: bool,
-    environ: Mapping[str, str],
     report: Callable[[str], None],
-) -> int:
-    """Measure each load and keep what is found; 0 if every request came back, else 1.
+) -> State:
+    """Measure each load and keep what is found; pass if every request came back.
 
     Args:
         standard: also upstream's two loads.
@@ -409,8 +410,8 @@ def run_bench(
                 )
                 for row in sheet.result.rows:
                     report(row.line)
-                return ExitCode.FAILED
-            environment, found = bench_environment(environ, target), dict[Load, Measured]()
+                return sheet.result.state
+            environment, found = bench_environment(os.environ, target), dict[Load, Measured]()
             for number, (load, wanted) in enumerate(loads):
                 result = out / DIRECTORY / f"{load.stem}.json"
                 command = bench_command(
@@ -426,7 +427,7 @@ def run_bench(
                 report(row.line)
                 if measured.failed:
                     engine.length_limit()  # Broken, if it is gone: the next load would say nothing new.
-    return ExitCode.OK if sheet.result.state is State.PASS else ExitCode.FAILED
+    return sheet.result.state
 
 
 def _told(engine: Api) -> tuple[int | None, str | None]:
@@ -464,7 +465,12 @@ def _measure(command: Sequence[str], environment: Mapping[str, str], result: Pat
 
 def _run(command: Sequence[str], environment: Mapping[str, str], output: int, engine: Api) -> int:
     with subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, env=dict(environment)
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        env=dict(environment),
+        preexec_fn=die_with_parent(os.getpid()),
     ) as process:
         try:
             while True:

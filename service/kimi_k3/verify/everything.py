@@ -3,20 +3,22 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from kimi_k3.errors import OperatorError
+from kimi_k3.journal.writer import now
 from kimi_k3.profiles.schema import Profile
 from kimi_k3.sidecar.status import Status
 from kimi_k3.verify import smoke
 from kimi_k3.verify.accuracy import run_accuracy
 from kimi_k3.verify.asking import api, subject_of
-from kimi_k3.verify.bench import parse_load, run_bench
+from kimi_k3.verify.bench import parse_load, run_bench, tokenizer_of
+from kimi_k3.verify.dataset import read_dataset
 from kimi_k3.verify.gsm8k import run_gsm8k
-from kimi_k3.verify.keeping import kept, read_results
+from kimi_k3.verify.harness import SHOTS
+from kimi_k3.verify.keeping import Sheet, kept, read_results
 from kimi_k3.verify.kernel import run_kernel
 from kimi_k3.verify.long import run_long
 from kimi_k3.verify.results import Kind, Row, State
@@ -87,6 +89,10 @@ def run_all(
     Raises:
         OperatorError: the deployment cannot be asked, serves another profile, or is gone.
     """
+    # Hours before they are needed: what is mistyped is told now.
+    if dataset is not None:
+        read_dataset(dataset, SHOTS)
+    tokenizer_of(checkpoint, None)
     subject = subject_of(target)
     if subject.profile not in (None, profile.name):
         raise OperatorError(
@@ -102,23 +108,22 @@ def run_all(
         ),
         Kind.GSM8K: lambda: run_gsm8k(
             target,
-            out=out,
+            out,
             dataset=dataset,
             own=dataset is None,
             limit=extent.problems if dataset is None else None,
             concurrency=extent.at_a_time,
             report=report,
         ),
-        Kind.LONG: lambda: run_long(target, out=out, up_to=None, each=extent.each, seed=1, report=report),
+        Kind.LONG: lambda: run_long(target, out, up_to=None, each=extent.each, seed=1, report=report),
         Kind.BENCH: lambda: run_bench(
             target,
-            out=out,
+            out,
             checkpoint=checkpoint,
             sweeps=[parse_load(text) for text in extent.sweeps],
             standard=extent.standard,
             seed=1,
             remote_code=remote_code,
-            environ=os.environ,
             report=report,
         ),
     }
@@ -127,10 +132,14 @@ def run_all(
         parts[Kind.KERNEL] = lambda: run_kernel(target, out, profile=profile, reduced=None, report=report)
     for kind, part in parts.items():
         report(f"--- {kind}")
+        began = now()
         try:
             part()
         except OperatorError as error:
             report(f"fail: {error}")
+            if not any(one.kind is kind and one.began >= began for one in read_results(out)):
+                # It failed before it measured: an earlier run's pass must not stand for it.
+                Sheet(out, kind, subject, {}).note(broken_off=str(error))
             with api(target):
                 continue  # it still answers, so the next one has a chance
     rows = validation(read_results(out))

@@ -8,13 +8,15 @@ miniature is asked word problems of the kind it was taught, by the same task, fi
 from __future__ import annotations
 
 import math
-import tempfile
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Final
 
 from kimi_k3.errors import ExitCode, OperatorError
+from kimi_k3.terminal import NotWritten
 from kimi_k3.verify import harness
 from kimi_k3.verify.asking import Api, api, subject_of
 from kimi_k3.verify.dataset import GSM8K_QUESTIONS, HOW_TO_GET, Dataset, read_dataset, write_dataset
@@ -25,6 +27,9 @@ from kimi_k3.verify.questions import held_out_examples
 from kimi_k3.verify.results import Figure, Kind, Row, Setting, State
 from kimi_k3.verify.statistics import wilson
 from kimi_k3.verify.target import Target
+
+SCRATCH: Final = "scratch"
+"""Beside a run's evidence: lm_eval's caches."""
 
 OWN_CHECKPOINT: Final = "miniature"
 OWN_TASK: Final = "miniature_word_problems"
@@ -45,15 +50,15 @@ PROMPT_MARGIN: Final = 16
 
 def run_gsm8k(
     target: Target,
-    *,
     out: Path,
+    *,
     dataset: Path | None,
     own: bool,
     limit: int | None,
     concurrency: int,
     report: Callable[[str], None],
-) -> int:
-    """Ask, write and tell; 0 if it is as it should be, else 1.
+) -> State:
+    """Ask, write and tell.
 
     Args:
         dataset: directory with GSM8K; ``None`` for the miniature's own questions.
@@ -91,17 +96,15 @@ def run_gsm8k(
             missing = "lm_eval is not installed: pip install 'kimi-k3-gfx942[verify]'"
             sheet.note(rows=[Row(name=_name(dataset is None), state=State.NOT_RUN, evidence=missing)])
         return _told(sheet, report)
-    with tempfile.TemporaryDirectory(prefix="kimi-k3-gsm8k-") as scratch:
-        read = None if dataset is None else read_dataset(dataset, SHOTS)
-        directory = _directory(out)
+    read = None if dataset is None else read_dataset(dataset, SHOTS)
+    with api(target) as engine, _directory(out) as directory:
         files = read or _own(directory, limit)
         asked = min(limit or len(files.asked), len(files.asked))
-        with api(target) as engine:
-            model, tokens = engine.model, _room(files, engine)
+        tokens = _room(files, engine)
         settings |= {"max_gen_toks": tokens, "questions": asked, "evidence": f"gsm8k/{directory.name}"}
         task = str(settings["task"])
         harness.write_task(directory, task, files.reader, files.train, files.test)
-        run = Run(directory, Path(scratch), task, model, concurrency, tokens, limit)
+        run = Run(directory, directory / SCRATCH, task, engine.model, concurrency, tokens, limit)
         if tokens < harness.ANSWER_TOKENS:
             report(
                 f"gsm8k: max_gen_toks {tokens} and not {harness.ANSWER_TOKENS}: "
@@ -262,20 +265,35 @@ def _name(own: bool, name: str = FILTERS[0]) -> str:
     return f"{'own word problems' if own else 'GSM8K'}, five-shot, {name}"
 
 
-def _directory(out: Path) -> Path:
-    """A new directory for what this run is given and leaves."""
-    directory = out / "gsm8k" / datetime.now().strftime("%Y%m%dT%H%M%S.%f")
+@contextmanager
+def _directory(out: Path) -> Iterator[Path]:
+    """A new directory for what this run is given and leaves; what is worth nothing afterwards goes.
+
+    That of runs that were killed goes, too.
+
+    Raises:
+        OperatorError: it cannot be made, or takes no file.
+    """
+    directory = (out / "gsm8k" / datetime.now().strftime("%Y%m%dT%H%M%S.%f")).absolute()
+    scratch = directory / SCRATCH
+    for left in directory.parent.glob(f"*/{SCRATCH}"):
+        shutil.rmtree(left, ignore_errors=True)
     try:
-        directory.mkdir(parents=True)
+        scratch.mkdir(parents=True)
+        yield directory
+    except NotWritten:
+        raise
     except OSError as error:
         raise OperatorError(
-            f"--out {out}: cannot make {directory.relative_to(out)}: {error.strerror or error}",
-            remedy="give a writable directory with --out",
+            f"--out {out}: cannot write into {directory.relative_to(out.absolute())}: "
+            f"{error.strerror or error}",
+            remedy="give a writable directory with room for some MB with --out",
         ) from None
-    return directory.absolute()
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _told(sheet: Sheet, report: Callable[[str], None]) -> int:
+def _told(sheet: Sheet, report: Callable[[str], None]) -> State:
     for row in sheet.result.rows:
         report(row.line)
-    return ExitCode.OK if sheet.result.state is State.PASS else ExitCode.FAILED
+    return sheet.result.state

@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +14,7 @@ from pydantic import ValidationError
 
 from kimi_k3.errors import ExitCode, OperatorError
 from kimi_k3.journal.writer import now, write_record
+from kimi_k3.terminal import Terminated
 from kimi_k3.verify.results import Curve, Figure, Kind, Result, Row, Setting, Subject
 
 
@@ -82,9 +86,56 @@ def kept(directory: Path, kind: Kind, subject: Subject, settings: Mapping[str, S
         ) from None
     except BaseException as error:
         # A Ctrl-C or a SIGTERM, too: both are exceptions here, and what was measured is worth as much.
-        sheet.note(broken_off=f"{type(error).__name__}: {error}".removesuffix(": "))
+        sheet.note(broken_off=_why(error))
         raise
     sheet.end()
+
+
+def _why(error: BaseException) -> str:
+    match error:
+        case KeyboardInterrupt():
+            return "interrupted from the keyboard"
+        case Terminated():
+            return f"ended by {error}"
+        case OperatorError():
+            return str(error)
+    return f"{type(error).__name__}: {error}".removesuffix(": ")
+
+
+@contextmanager
+def held(directory: Path) -> Iterator[None]:
+    """The directory of the results, there and for this process alone.
+
+    Two runs in one directory would take each other's files for their own.
+
+    Raises:
+        OperatorError: it cannot be made, another verification is in it, or what it holds is no result.
+    """
+    made = not directory.exists()
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as error:
+        raise OperatorError(
+            f"--out {directory}: {error.strerror or error}", remedy="give a writable directory with --out"
+        ) from None
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise OperatorError(
+                f"--out {directory}: another verification writes into it",
+                remedy="wait until that one has ended, or give another directory with --out",
+            ) from None
+        except OSError:
+            pass  # A file system without locks: as without this one.
+        read_results(directory)
+        yield
+    finally:
+        os.close(descriptor)
+        if made:
+            with contextlib.suppress(OSError):
+                directory.rmdir()  # Only if nothing is in it.
 
 
 def read_results(directory: Path) -> list[Result]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 from statistics import fmean
@@ -58,10 +58,15 @@ class Asked:
 
 @dataclass(frozen=True)
 class Length:
-    """All questions of one length."""
+    """The questions of one length.
+
+    Attributes:
+        each: how many are to be asked; fewer of ``asked`` are a part.
+    """
 
     notes: int
     asked: tuple[Asked, ...]
+    each: int
 
     @property
     def right(self) -> int:
@@ -70,8 +75,13 @@ class Length:
 
     @property
     def count(self) -> int:
-        """Questions."""
+        """Questions that were answered."""
         return len(self.asked)
+
+    @property
+    def whole(self) -> bool:
+        """Whether all were."""
+        return self.count == self.each
 
     @property
     def tokens(self) -> float:
@@ -131,6 +141,8 @@ def row_of(length: Length) -> Row:
     did. And the 95 % interval of the share does not end below 95 %: with many questions nine of ten are not
     enough. With the few questions of the default only the first one decides, and all must be found: one miss
     of six may be chance, so that a failed length is worth asking again with a larger ``--each``.
+
+    A part of the questions passes and fails nothing.
     """
     low, high = wilson(length.right, length.count)
     good = length.right / length.count >= LEAST_SHARE and high >= LEAST_UPPER_END
@@ -144,11 +156,13 @@ def row_of(length: Length) -> Row:
         f"{length.tokens:.0f} prompt tokens",
         ", ".join(places),
     ]
+    if not length.whole:
+        told.insert(0, f"partial, {length.count} of {length.each} questions")
     if wrong := next((one for one in length.asked if not one.right), None):
         told.append(f"a wrong answer ({wrong.depth}): {shown(wrong.answer) or 'nothing'}")
     return Row(
         name=f"needle in {length.notes} notes",
-        state=State.PASS if good else State.FAIL,
+        state=(State.PASS if good else State.FAIL) if length.whole else State.NOT_RUN,
         evidence="; ".join(told),
     )
 
@@ -237,9 +251,9 @@ def context(limit: int | None, up_to: int | None) -> int:
 
 
 def run_long(
-    target: Target, *, out: Path, up_to: int | None, each: int, seed: int, report: Callable[[str], None]
-) -> int:
-    """Ask at every length and keep what is found; 0 if all lengths are as they should be, else 1.
+    target: Target, out: Path, *, up_to: int | None, each: int, seed: int, report: Callable[[str], None]
+) -> State:
+    """Ask at every length and keep what is found.
 
     Args:
         up_to: tokens of the longest prompt and its answer; ``None`` for the server's limit.
@@ -265,32 +279,36 @@ def run_long(
             "thinking": False,
         }
         with kept(out, Kind.LONG, subject, settings) as sheet:
-            measured: list[Length] = []
+            done: list[Length] = []
             for length in lengths(engine, tokens - ANSWER_TOKENS, each, seed):
-                measured.append(length)
-                row = row_of(length)
+                measured = [*done, length]
                 sheet.note(
-                    rows=[*sheet.result.rows, row],
-                    figures=[*sheet.result.figures, figure_of(length)],
+                    rows=[row_of(one) for one in measured],
+                    figures=[figure_of(one) for one in measured],
                     curves=curves_of(measured),
                 )
-                report(row.line)
-    return ExitCode.OK if sheet.result.state is State.PASS else ExitCode.FAILED
+                if length.whole:
+                    done = measured
+                    report(sheet.result.rows[-1].line)
+    return sheet.result.state
 
 
 def lengths(engine: Api, room: int, each: int, seed: int) -> Iterator[Length]:
-    """Each length when all its questions are answered.
+    """Each length after each of its answers.
 
     Raises:
         Broken: the server is gone, or answers no longer.
     """
-    measured: list[Length] = []
+    done: list[Length] = []
     notes: int | None = FIRST_NOTES
     while notes is not None:
-        length = Length(notes, tuple(ask(engine, *question(seed, notes, number)) for number in range(each)))
-        measured.append(length)
-        yield length
-        notes = next_notes(measured, room)
+        length = Length(notes, (), each)
+        for number in range(each):
+            answer = ask(engine, *question(seed, notes, number))
+            length = replace(length, asked=(*length.asked, answer))
+            yield length
+        done.append(length)
+        notes = next_notes(done, room)
 
 
 def ask(engine: Api, depth: str, example: Example) -> Asked:

@@ -11,9 +11,10 @@ import gzip
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Thread
 from typing import Any, Literal
 
 from pydantic import NonNegativeFloat, ValidationError
@@ -127,14 +128,27 @@ def predict(engine: Api, asked: Sequence[Asked], *, at_a_time: int) -> Iterator[
     Raises:
         Broken: the server is gone, or answers with an error; what came before was yielded.
     """
-    with ThreadPoolExecutor(at_a_time) as threads:
-        waiting = [threads.submit(_predict, engine, one) for one in asked]
-        try:
-            for one in waiting:
-                yield one.result()
-        finally:
-            for one in waiting:
-                one.cancel()
+    answers = [Future[Predicted]() for _ in asked]
+    waiting = iter(list(zip(asked, answers, strict=True)))  # Of a list: threads may share its iterator.
+
+    def work() -> None:
+        for one, answer in waiting:
+            if not answer.set_running_or_notify_cancel():
+                return
+            try:
+                answer.set_result(_predict(engine, one))
+            except Exception as error:
+                answer.set_exception(error)
+
+    # No pool: it waits at its end for every request that is under way, after a Ctrl-C, too.
+    for _ in range(at_a_time):
+        Thread(target=work, name="question", daemon=True).start()
+    try:
+        for answer in answers:
+            yield answer.result()
+    finally:
+        for answer in answers:
+            answer.cancel()
 
 
 def _predict(engine: Api, asked: Asked) -> Predicted:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import ssl
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -115,6 +116,9 @@ def _reason(error: BaseException) -> str:
     while found is not None:
         if isinstance(found, BaseExceptionGroup):
             found = found.exceptions[0]
+        if isinstance(found, ssl.SSLError):
+            # Its number is OpenSSL's, and the system's of that value says "Operation not permitted".
+            return f"TLS: {getattr(found, 'verify_message', None) or found.reason or found}"
         if isinstance(found, OSError) and found.errno:
             return os.strerror(found.errno)
         found = found.__cause__ or found.__context__
