@@ -329,6 +329,7 @@ def bench_environment(environ: Mapping[str, str], target: Target) -> dict[str, s
         if name != "OPENAI_API_KEY" and not name.lower().endswith("_proxy")
     }
     kept["HF_HUB_OFFLINE"] = "1"
+    kept["PYTHONSAFEPATH"] = "1"  # A file of the working directory, as datasets.py, is no module.
     kept["PYTHONUNBUFFERED"] = "1"  # Else the log ends in what was printed long before the error.
     if target.api_key is not None:
         kept["OPENAI_API_KEY"] = target.api_key
