@@ -124,17 +124,3 @@ def test_a_process_that_fails_says_why(tmp_path: Path, monkeypatch: pytest.Monke
     with pytest.raises(OperatorError, match=r"exit code 1: .*no_such_module") as caught:
         run_kernel(target(), tmp_path, profile=load_profile("ep8"), reduced=None, report=lambda _: None)
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.engine
-def test_the_kernel_of_this_machine_is_asked_for_real(tmp_path: Path) -> None:
-    """vLLM's own class on the CPU, all batches of the kernel's authors."""
-    lines: list[str] = []
-    state = run_kernel(
-        target(), tmp_path, profile=load_profile("cpu-tiny"), reduced=None, report=lines.append
-    )
-    assert state is State.PASS
-    (result,) = read_results(tmp_path)
-    assert len(result.figures) == 10
-    assert all(0.001 < figure.value < 0.03 for figure in result.figures), "rounded to bf16, and no more"
-    assert "CPU_INT4" in lines[0]

@@ -54,7 +54,7 @@ class Extent:
 FULL = Extent(questions=200, problems=None, sweeps=(), standard=True, each=30, at_a_time=16)
 SHORT = Extent(
     questions=40,
-    problems=40,
+    problems=20,
     sweeps=("128/16/1/4", "128/16/4/12"),
     standard=False,
     each=3,

@@ -19,6 +19,8 @@ from kimi_k3.verify.results import Curve, Figure, Kind, Result, Setting
 from kimi_k3.verify.validation import validation
 
 FILES = ("report.html", "report.md")
+MOST_DIGITS = 12
+"""After the point: there a double of about one ends."""
 
 
 def write_report(directory: Path, moment: datetime) -> Path:
@@ -87,20 +89,29 @@ def _plots(curves: Sequence[Curve]) -> list[tuple[str, str]]:
     return plots(curves)
 
 
-def _number(value: float | None) -> str:
-    """Four digits that count; nothing for what is unknown."""
+def _number(value: float | None, error: float | None = None) -> str:
+    """Four digits that count, a whole number whole; nothing for what is unknown.
+
+    Args:
+        error: standard error: two digits of it count, too, so that 1.0000034 and 1.0000051 differ.
+    """
     if value is None:
         return ""
     if value and not 1e-3 <= abs(value) < 1e6:
         return f"{value:.3e}"
-    digits = 0 if not value else max(0, 3 - math.floor(math.log10(abs(value))))
-    return f"{value:.{digits}f}"
+    if value == round(value):
+        return f"{value:.0f}"
+    digits = max(0, 3 - math.floor(math.log10(abs(value))))
+    if error:
+        digits = max(digits, 1 - math.floor(math.log10(error)))
+    return f"{value:.{min(digits, MOST_DIGITS)}f}"
 
 
 def _interval(figure: Figure) -> str:
     if figure.low is None or figure.high is None:
         return ""
-    return f"{_number(figure.low)} to {_number(figure.high)}"
+    low, high = (_number(end, figure.standard_error) for end in (figure.low, figure.high))
+    return f"{low} to {high}"
 
 
 def _published(figure: Figure) -> str:
