@@ -128,3 +128,26 @@ def test_a_foreign_result_is_refused(tmp_path: Path) -> None:
     with pytest.raises(Exception, match=r"long\.json: is no result of this version: subject") as caught:
         write_report(tmp_path, MOMENT)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("value", "error", "shown"),
+    [
+        (1.0000034, 2.4e-6, "1.0000034"),
+        (1.0000051, 2.4e-6, "1.0000051"),
+        (1.0000034, None, "1.000"),
+        (0.9598, 0.0054, "0.9598"),
+        (0.95, 0.0, "0.9500"),
+        (3.1e-8, 0.4e-8, "3.100e-08"),
+        (24.051, 1e-300, "24.051000000000"),
+        (12.0, None, "12"),
+        (1.0, 2.4e-6, "1"),
+        (0.0, None, "0"),
+    ],
+)
+def test_digits(value: float, error: float | None, shown: str) -> None:
+    """Perplexities of good answers differ in the sixth digit: those that are surely measured are shown."""
+    figure = Figure(name="perplexity", value=value, standard_error=error)
+    result = ACCURACY.model_copy(update={"figures": (figure,)})
+    table = rendered([result], FILES[1], MOMENT)
+    assert f"| perplexity | {shown}  |" in table
