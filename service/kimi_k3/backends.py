@@ -88,7 +88,7 @@ def _ask(request: Request, variables: dict[str, str]) -> Answer:
 def environment_apart(variables: dict[str, str]) -> dict[str, str]:
     """For a process that asks vLLM: with a profile's variables, not as part of a start that may be running.
 
-    Whoever only asks need not consent. The working directory is no place to import from.
+    Whoever only asks need not consent, and the current directory's files are no modules of vLLM's.
     """
     around = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
     return {**around, **variables, ACCEPT_LOSSY: "1", "PYTHONSAFEPATH": "1"}

@@ -35,7 +35,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
 
 
 def asking(deployment: Deployment, out: Path, *words: str) -> subprocess.Popen[str]:
-    """The command with the key in its environment, in a directory whose files shadow lm_eval's modules."""
+    """The command with the key in its environment, in a directory whose files shadow modules."""
     out.mkdir()
     (out / "datasets.py").write_text("raise SystemExit('not this one')\n")
     urls = ("--engine", deployment.engine_url, "--sidecar", deployment.sidecar_url, "--out", str(out))
@@ -120,12 +120,13 @@ def test_a_server_killed_under_them(served: Deployment, tmp_path: Path) -> None:
     # The second load takes many minutes.
     loads = ("--sweep", "8/1/1/1", "--sweep", "64/900/2/40")
     bench = asking(served, tmp_path / "bench", "bench", "--no-standard", *loads)
-    until(lambda: "main benchmark" in text(tmp_path / "bench" / "bench" / "64-900-2-40.log"))
+    until(lambda: "main benchmark" in text(tmp_path / "bench" / "bench" / "64-900-2-40.log"), bench)
     gsm8k = asking(served, tmp_path / "gsm8k", "gsm8k", "--limit", "1000", "--concurrency", "3")
-    until(lambda: answered(tmp_path / "gsm8k") >= 2)
+    until(lambda: answered(tmp_path / "gsm8k") >= 2, bench, gsm8k)
     accuracy = asking(served, tmp_path / "accuracy", "accuracy", "--count", "1000", "--at-a-time", "2")
     long = asking(served, tmp_path / "long", "long", "--each", "100")
-    until(lambda: bool(figures(tmp_path / "long")) and bool(figures(tmp_path / "accuracy")))
+    all_of_them = (bench, gsm8k, accuracy, long)
+    until(lambda: bool(figures(tmp_path / "long")) and bool(figures(tmp_path / "accuracy")), *all_of_them)
     for process in psutil.Process(served.supervisor.pid).children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
@@ -165,9 +166,10 @@ def text(path: Path) -> str:
     return path.read_text() if path.exists() else ""
 
 
-def until(done: Callable[[], bool]) -> None:
-    """Wait for it."""
+def until(done: Callable[[], bool], *running: subprocess.Popen[str]) -> None:
+    """Wait for it, as long as these run."""
     deadline = time.monotonic() + VERIFY_SECONDS
     while not done():
+        assert all(process.poll() is None for process in running), [one.args for one in running]
         assert time.monotonic() < deadline
         time.sleep(0.2)

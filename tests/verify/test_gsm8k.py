@@ -164,6 +164,18 @@ def test_a_server_that_answers_with_errors(tmp_path: Path) -> None:
     assert shares(kept_in(tmp_path / "out")) == {"answered": (0, 2)}
 
 
+def test_what_a_killed_run_left_goes(tmp_path: Path) -> None:
+    """lm_eval's caches are megabytes that nobody looks at; the evidence beside them stays."""
+    killed = tmp_path / "out" / "gsm8k" / "20261202T000000.000000"
+    (killed / "scratch").mkdir(parents=True)
+    (killed / "scratch" / "answers_rank0.db").touch()
+    (killed / "lm_eval.log").touch()
+    with running(Server(right)) as server:
+        verified(server, tmp_path / "out", dataset=files(tmp_path / "data"), limit=2)
+    assert [path.name for path in killed.iterdir()] == ["lm_eval.log"]
+    assert not list((tmp_path / "out").rglob("scratch"))
+
+
 def test_nothing_to_ask(tmp_path: Path) -> None:
     """Without questions nothing is guessed and nothing downloaded: the line says where to get them."""
     with running(Server(right)) as server:

@@ -124,3 +124,14 @@ def test_a_process_that_fails_says_why(tmp_path: Path, monkeypatch: pytest.Monke
     with pytest.raises(OperatorError, match=r"exit code 1: .*no_such_module") as caught:
         run_kernel(target(), tmp_path, profile=load_profile("ep8"), reduced=None, report=lambda _: None)
     assert "\n" not in str(caught.value)
+
+
+def test_files_beside_the_operator_are_no_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pydantic.py in the current directory, or a datasets.py, would run in the place of the library."""
+    (tmp_path / "pydantic.py").write_text("raise SystemExit('not this one')\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(kernel, "MODULE", "kimi_k3.words.proving")  # It imports that, and says nothing.
+    with pytest.raises(OperatorError, match="ended after 0 batches without an error"):
+        run_kernel(
+            target(), tmp_path / "out", profile=load_profile("ep8"), reduced=None, report=lambda _: None
+        )

@@ -329,7 +329,7 @@ def bench_environment(environ: Mapping[str, str], target: Target) -> dict[str, s
         if name != "OPENAI_API_KEY" and not name.lower().endswith("_proxy")
     }
     kept["HF_HUB_OFFLINE"] = "1"
-    kept["PYTHONSAFEPATH"] = "1"  # A file of the working directory, as datasets.py, is no module.
+    kept["PYTHONSAFEPATH"] = "1"  # The current directory's files are none of vLLM's modules.
     kept["PYTHONUNBUFFERED"] = "1"  # Else the log ends in what was printed long before the error.
     if target.api_key is not None:
         kept["OPENAI_API_KEY"] = target.api_key
