@@ -223,7 +223,7 @@ def test_a_node_stopped_while_it_waits(nodes: Nodes) -> None:
 @pytest.mark.parametrize(
     ("behaviours", "reason"),
     [
-        # A fake first node does not wait for the other one as vLLM does: on a busy machine it is up before it hears.
+        # A fake first node does not wait for the other one as vLLM does, and may be up before it hears.
         (("good", "dies-loading"), "node 1 failed|no report of rank 1"),
         (("dies-after-others", "good"), "the first node failed"),
         (("good", "no-ranks"), "no report of rank 1"),
