@@ -6,10 +6,12 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,6 +24,7 @@ from kimi_k3.sidecar.view import Alive
 from kimi_k3.watch import client
 from kimi_k3.watch.client import NoAnswer, NotUnderstood, Sidecar, understood
 from kimi_k3.words.text import printable
+from tests.certificates import signed
 
 from .answering import Answer, answering
 
@@ -110,6 +113,28 @@ def test_nobody() -> None:
     with pytest.raises(NoAnswer, match="refused"):
         asking.ask("/livez", Alive)
     asking.close()
+
+
+def test_a_certificate_of_a_stranger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Told for what it is: OpenSSL's number, read as the system's, is "Operation not permitted"."""
+    certificate = signed(tmp_path, "127.0.0.1")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate.certificate, certificate.key)
+    # On the loopback address no certificate is checked otherwise.
+    monkeypatch.setattr("kimi_k3.words.tls.is_loopback", lambda _: False)
+
+    def greet(listening: socket.socket) -> None:
+        with contextlib.suppress(OSError), context.wrap_socket(listening.accept()[0], server_side=True):
+            """The client hangs up."""
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        server = threading.Thread(target=greet, args=(listening,))
+        server.start()
+        asking = Sidecar(f"https://127.0.0.1:{listening.getsockname()[1]}", None)
+        with pytest.raises(NoAnswer, match="TLS: unable to get local issuer certificate"):
+            asking.readiness()
+        asking.close()
+        server.join()
 
 
 def test_the_token_is_sent_and_never_told() -> None:
