@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from kimi_k3.verify.keeping import read_results
+from kimi_k3.verify.results import Kind
 from tests.docker.engine import Docker
 from tests.docker.test_images import CPU, SIDECAR
 from tests.helm.cases import CPU as VALUES
@@ -155,8 +157,11 @@ def test_the_pod_serves(pod: Pod) -> None:
             (row,) = [row for row in table if "own word problems" in row]
             assert row.startswith("not run")
             assert "lm_eval is not installed" in row
-            kept = {path.name for path in pod.directories["results"][0].iterdir()}
-            assert {"bench.json", "kernel.json", "report.html", "report.md"} <= kept
+            (row,) = [row for row in table if "GSM8K, five-shot" in row]
+            assert row.startswith("not run")
+            results = pod.directories["results"][0]
+            assert {each.kind for each in read_results(results)} == set(Kind)
+            assert {"report.html", "report.md"} <= {path.name for path in results.iterdir()}
             began = time.monotonic()
             docker.run("stop", f"--time={pod.spec['terminationGracePeriodSeconds']}", engine)
             assert time.monotonic() - began < pod.spec["terminationGracePeriodSeconds"]

@@ -1,24 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pod of ``helm test`` that makes every verification: what it runs, what it sees and what it is given."""
+"""The pod of ``helm test`` that makes every verification: what it runs, what it sees and what it is given.
+
+In tests/docker its container does so, of a real vLLM.
+"""
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from kimi_k3.checkpoint import MINIATURE
 from kimi_k3.cli.application import run
 from kimi_k3.verify import everything, kernel
-from kimi_k3.verify.keeping import read_results
-from kimi_k3.verify.results import Kind, State
+from kimi_k3.verify.results import State
 from tests.helm.cases import CASES, CPU, EVERYTHING, FACTS, GATEWAYS, PROFILES, of_profile
 from tests.helm.rendering import MONITORING, Object, containers, engine_pod, merged, one, rendered
-from tests.serving.conftest import API_KEY
-from tests.serving.deployment import Mode, environment, started
 
 APIS = (*MONITORING, *GATEWAYS)
 ENABLED: dict[str, Any] = {"verify": {"enabled": True}}
@@ -174,32 +171,3 @@ def test_the_network_lets_it_ask() -> None:
     policy = one(found, "NetworkPolicy", "gfx942")["spec"]
     peers = [peer for rule in policy["ingress"] for peer in rule["from"] if "podSelector" in peer]
     assert [peer for peer in peers if peer["podSelector"].get("matchLabels", {}).items() <= labels.items()]
-
-
-@pytest.mark.engine
-def test_against_a_deployment(tmp_path: Path) -> None:
-    """The rendered command line, on a real vLLM: the table is in the log, the results where `--out` says."""
-    values = merged(CPU, {**ENABLED, "auth": {"apiKeySecret": {"name": "clients"}}})
-    _, container = verification(values)
-    (tmp_path / "run/secrets/engine").mkdir(parents=True)
-    (tmp_path / "run/secrets/engine/api-key").write_text(API_KEY)
-    with started(MINIATURE, tmp_path, Mode(), api_key=API_KEY) as served:
-        arguments = placed(container["args"], tmp_path)
-        for address, url in ((ENGINE, served.engine_url), (SIDECAR, served.sidecar_url)):
-            arguments = [each.replace(f"http{address}", url) for each in arguments]
-        arguments = [
-            f"--checkpoint={MINIATURE}" if each.startswith("--checkpoint=") else each for each in arguments
-        ]
-        done = subprocess.run(
-            [sys.executable, "-m", "kimi_k3", *arguments],
-            env=environment(),
-            capture_output=True,
-            text=True,
-            timeout=1800,
-        )
-    assert done.returncode == 0, done.stdout + done.stderr
-    table = done.stdout.split("--- what upstream validated\n")[1]
-    assert "pass    answers, consent and metrics" in table
-    assert "pass    vllm bench serve without errors" in table
-    assert "not run GSM8K, five-shot" in table
-    assert {each.kind for each in read_results(tmp_path / "results")} == set(Kind)

@@ -132,7 +132,9 @@ def _await_others(state_dir: Path, asked: SupervisorRecord) -> None:
         seen = read_journal(state_dir)
         reported = {rank.rank for rank in seen.ranks}
         loaded = {
-            node.node for node in seen.nodes if node.supervisor.phase.position >= Phase.COMPILING.position
+            node.node
+            for node in seen.nodes
+            if node.supervisor.ending is None and node.supervisor.phase.position >= Phase.COMPILING.position
         }
         if reported >= set(others) or len(loaded) == asked.nodes - 1:
             return
