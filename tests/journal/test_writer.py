@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import multiprocessing
 import shutil
 import stat
-import threading
 import time
+from multiprocessing.synchronize import Event
 from pathlib import Path
 
 import pytest
@@ -15,38 +16,44 @@ from kimi_k3.journal.writer import PatientWriter, write_record
 
 from .records import rank, supervisor
 
+SIZES = (1, 2000)
+
+
+def _keep_writing(directory: Path, stop: Event) -> None:
+    turn = 0
+    while not stop.is_set():
+        turn += 1
+        notices = (Notice(check="x", what="x" * 50, remedy=""),) * SIZES[turn % 2]
+        write_record(directory, SUPERVISOR_FILE, supervisor(notices=notices))
+        write_record(directory, rank_file(0), rank(0, pid=turn))
+
+
+def _has_seen_changes(seen: list[Journal]) -> bool:
+    told = {len(journal.supervisor.notices) for journal in seen if journal.supervisor}
+    return told >= set(SIZES) and len({journal.ranks for journal in seen}) > 1
+
 
 def test_reader_never_sees_a_part(tmp_path: Path) -> None:
-    """A reader that polls while records of changing size are written sees whole ones only."""
-    stop = threading.Event()
-    sizes = (1, 2000)
+    """A reader that polls while another process writes records of changing size sees whole ones only.
+
+    A thread would not do: it and its reader take turns, and all two hundred reads may meet the same record.
+    """
     write_record(tmp_path, SUPERVISOR_FILE, supervisor())
-
-    def keep_writing() -> None:
-        turn = 0
-        while not stop.is_set():
-            turn += 1
-            notices = (Notice(check="x", what="x" * 50, remedy=""),) * sizes[turn % 2]
-            write_record(tmp_path, SUPERVISOR_FILE, supervisor(notices=notices))
-            write_record(tmp_path, rank_file(0), rank(0, pid=turn))
-
-    def seen_enough(seen: list[Journal]) -> bool:
-        told = {len(journal.supervisor.notices) for journal in seen if journal.supervisor}
-        return len(seen) >= 200 and told >= set(sizes) and len({journal.ranks for journal in seen}) > 1
-
-    writer = threading.Thread(target=keep_writing)
+    context = multiprocessing.get_context("spawn")
+    stop = context.Event()
+    writer = context.Process(target=_keep_writing, args=(tmp_path, stop))
     writer.start()
     seen: list[Journal] = []
-    # Two hundred reads may all fall between two writes on a busy machine; those would have shown nothing.
     end = time.monotonic() + 60
     try:
-        while not seen_enough(seen) and time.monotonic() < end:
+        while len(seen) < 200 or (not _has_seen_changes(seen) and time.monotonic() < end):
             seen.append(read_journal(tmp_path))
     finally:
         stop.set()
         writer.join()
     assert [journal.faults for journal in seen if journal.faults] == []
-    assert seen_enough(seen)
+    assert _has_seen_changes(seen)
+    assert writer.exitcode == 0
 
 
 def test_other_users_may_read(tmp_path: Path) -> None:
