@@ -2,9 +2,9 @@
 """Every query of every panel has data in the phase that it is for, asked of a real Prometheus.
 
 Five sources, each a release: a real vLLM on the CPU through a whole start, some requests and its death; the
-recorded start of 96 layers on 8 ranks (made, not measured), once to its end and once failing; vLLM's counters
-of what it does not do on a CPU, without an engine (``beyond_cpu.py``); and AMD's exporter, an exposition made
-from the names in its source (version 1.5.1), since no AMD GPU was at hand.
+recorded start of 96 layers on 8 ranks (made, not measured), once to its end and once failing; a real vLLM
+with another model, for what it does not do with Kimi-K3 on a CPU (``llama.py``); and AMD's exporter, an
+exposition made from the names in its source (version 1.5.1), since no AMD GPU was at hand.
 """
 
 from __future__ import annotations
@@ -13,8 +13,6 @@ import contextlib
 import http.server
 import json
 import math
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -34,23 +32,25 @@ from kimi_k3.host import Places
 from kimi_k3.sidecar.app import create_app
 from kimi_k3.sidecar.settings import Settings
 from kimi_k3.words.phases import Phase
-from tests.observability.expressions import ROOT, VALUES, panels, substituted
+from tests.observability.expressions import VALUES, panels, substituted
 from tests.observability.known import exporter
+from tests.observability.llama import NAME as LLAMA
+from tests.observability.llama import llama
 from tests.observability.prometheus import PROGRAM, Exporter, Prometheus, Target, prometheus
+from tests.observability.slowly import slow_loading
 from tests.ports import free_port
 from tests.replay.player import Then, play
 from tests.replay.recording import Recording
 from tests.serving.deployment import Deployment, Mode, started
 from tests.sidecar.engine import fake_engine
 from tests.sidecar.serving import serving, wait_until
-from tests.surroundings import SURROUNDINGS
 
 pytestmark = [
     pytest.mark.engine,
     pytest.mark.skipif(PROGRAM is None, reason="no prometheus on this machine; run scripts/programs"),
 ]
 
-ENGINE, REPLAY, FAILED, BEYOND = "engine", "replay", "failed", "beyond"
+ENGINE, REPLAY, FAILED, ANOTHER = "engine", "replay", "failed", "another"
 LOADING, CONVERTING, READY = Phase.LOADING, Phase.CONVERTING, Phase.READY
 PREFIX = "amd_"
 """That the exporter was told to put before its names."""
@@ -83,21 +83,13 @@ START: dict[str, tuple[Phase, ...]] = {
 }
 """Of *Start*: the phases in which there must be data. With the recorded start in all of them."""
 
-NOT_OF_A_TOY = {
-    "Left of this phase": "16 shards are read before a rate is known",
-    "Progress of the phase": "the same",
-}
-"""Panels of *Start* that a start of seconds leaves empty, and why; the real engine fills all others."""
-
-
-BEYOND_CPU = (
+OF_ANOTHER_MODEL = (
     "Found in the prefix cache",
     "Accepted of the draft",
     "Accepted tokens of a draft",
     "Drafted tokens",
 )
-"""Panels of *Serving* that the CPU's engine leaves empty: without a GPU vLLM itself turns prefix caching off
-for MLA (``platforms/cpu.py``), and there is no draft in miniature."""
+"""Panels of *Serving* that Kimi-K3 in miniature leaves empty on a CPU (``llama.py`` says why)."""
 
 
 @dataclass(frozen=True)
@@ -139,15 +131,17 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seen]:
     ports = free_port(), free_port()
     begin = time.time()
     with contextlib.ExitStack() as stack:
+        another = stack.enter_context(llama(directory / ANOTHER))
         targets: list[Target | Exporter] = [
             Target(ENGINE, f"http://127.0.0.1:{ports[0]}"),
             Target(ENGINE, f"http://127.0.0.1:{ports[1]}", "-sidecar"),
             replayed(stack, directory, REPLAY, Then.KEEP),
             replayed(stack, directory, FAILED, Then.FAIL),
             Exporter(stack.enter_context(exposed(exposition(PREFIX)))),
-            beyond(stack),
+            Target(ANOTHER, another.url),
         ]
         running = stack.enter_context(prometheus(directory / "prometheus", targets))
+        stack.enter_context(slow_loading(directory / ENGINE / "state"))
         mode = Mode(weights="int4")
         with started(tiny, directory / ENGINE, mode, ports=ports, killed=True) as deployment:
             wait_until(lambda: bool(running.values(f'kimi_k3_ready{{release="{ENGINE}"}} == 1')), seconds=60)
@@ -156,8 +150,11 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seen]:
             serve_some(deployment)
             counted = f"{asked} > 100"
             wait_until(lambda: bool(running.values(counted)), seconds=60)
-            drafted = "vllm:spec_decode_num_drafts_total > 0"
-            wait_until(lambda: bool(running.values(drafted)), seconds=120)
+            another.wait()
+            drafted = "vllm:spec_decode_num_drafts_total"
+            wait_until(lambda: bool(running.values(drafted)), seconds=60)
+            another.ask()
+            wait_until(lambda: bool(running.values(f"{drafted} > 0")), seconds=60)
 
             def reach(release: str, phase: Phase) -> None:
                 query = f'kimi_k3_phase{{release="{release}", kimi_k3_phase="{phase}"}} == 1'
@@ -197,15 +194,6 @@ def replayed(stack: contextlib.ExitStack, directory: Path, release: str, then: T
     stack.callback(stop.set)
     app = create_app(Settings(state_dir=state), places=limited(directory / f"{release}-machine"))
     return Target(release, stack.enter_context(serving(app)), "-sidecar")
-
-
-def beyond(stack: contextlib.ExitStack) -> Target:
-    """vLLM's counters of what it does not do on a CPU, which count while the test runs."""
-    port = free_port()
-    command = [sys.executable, "-m", "tests.observability.beyond_cpu", str(port)]
-    process = subprocess.Popen(command, cwd=ROOT, env=SURROUNDINGS, stdin=subprocess.PIPE)
-    stack.callback(process.communicate)
-    return Target(BEYOND, f"http://127.0.0.1:{port}")
 
 
 def limited(directory: Path) -> Places:
@@ -294,15 +282,12 @@ def require_data(seen: Seen, panel: dict[str, Any], begin: float, end: float, **
 def test_the_table_is_of_the_dashboard() -> None:
     """A panel that nobody has seen with data may never have any."""
     assert sorted(START) == sorted(titles("start"))
-    assert set(NOT_OF_A_TOY) <= set(START)
 
 
 @pytest.mark.parametrize("panel", of_board("start"), ids=lambda panel: panel["title"])
 @pytest.mark.parametrize("release", [REPLAY, ENGINE])
 def test_start(seen: Seen, panel: dict[str, Any], release: str) -> None:
     """In each phase that it is for, at real scale and with the real engine."""
-    if release == ENGINE and panel["title"] in NOT_OF_A_TOY:
-        return
     for phase in START[panel["title"]]:
         source = FAILED if release == REPLAY and phase is Phase.FAILED else release
         # What a toy does within a second was not seen then; it stays to be seen.
@@ -312,14 +297,15 @@ def test_start(seen: Seen, panel: dict[str, Any], release: str) -> None:
 
 @pytest.mark.parametrize("panel", of_board("serving"), ids=lambda panel: panel["title"])
 def test_serving(seen: Seen, panel: dict[str, Any]) -> None:
-    """Once the real vLLM serves; what it does not do on a CPU, of a stand-in for it."""
-    release = BEYOND if panel["title"] in BEYOND_CPU else ENGINE
-    require_data(seen, panel, *seen.during(ENGINE, READY), release=release, model_name="kimi-k3")
+    """Once the real vLLM serves, each from the model that it can serve so on a CPU."""
+    of_another = panel["title"] in OF_ANOTHER_MODEL
+    release, model = (ANOTHER, LLAMA) if of_another else (ENGINE, "kimi-k3")
+    require_data(seen, panel, *seen.during(ENGINE, READY), release=release, model_name=model)
 
 
-def test_what_is_beyond_the_cpu_is_of_the_dashboard() -> None:
+def test_what_is_of_another_model_is_of_the_dashboard() -> None:
     """A panel that was renamed would be asked of the engine, and stay empty for another reason."""
-    assert set(BEYOND_CPU) <= set(titles("serving"))
+    assert set(OF_ANOTHER_MODEL) <= set(titles("serving"))
 
 
 @pytest.mark.parametrize("panel", of_board("node"), ids=lambda panel: panel["title"])
