@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 from rich.console import Console
@@ -19,6 +18,7 @@ from kimi_k3.plan.sharding import padded_intermediate
 from kimi_k3.profiles.load import load_profile
 from kimi_k3.words.backends import MARK, Answer, Request, Verdict
 from kimi_k3.words.environment import ACCEPT_LOSSY, PREFIX
+from kimi_k3.words.python import python_module
 from kimi_k3.words.weights import Weights
 
 MODULE = "kimi_k3.engine.backends"
@@ -60,7 +60,7 @@ def run_backends(checkpoint: Path, *, profile_name: str, weights: str | None, as
 def _ask(request: Request, variables: dict[str, str]) -> Answer:
     try:
         done = subprocess.run(
-            [sys.executable, "-m", MODULE, request.model_dump_json()],
+            python_module(MODULE, request.model_dump_json()),
             env=environment_apart(variables),
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -88,10 +88,10 @@ def _ask(request: Request, variables: dict[str, str]) -> Answer:
 def environment_apart(variables: dict[str, str]) -> dict[str, str]:
     """For a process that asks vLLM: with a profile's variables, not as part of a start that may be running.
 
-    Whoever only asks need not consent, and the current directory's files are no modules of vLLM's.
+    Whoever only asks need not consent.
     """
     around = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
-    return {**around, **variables, ACCEPT_LOSSY: "1", "PYTHONSAFEPATH": "1"}
+    return {**around, **variables, ACCEPT_LOSSY: "1"}
 
 
 def _print(answer: Answer, profile_name: str) -> None:

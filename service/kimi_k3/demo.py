@@ -13,7 +13,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -30,6 +29,7 @@ from kimi_k3.errors import ExitCode, OperatorError
 from kimi_k3.words.addresses import HOST
 from kimi_k3.words.environment import PREFIX
 from kimi_k3.words.phases import STARTING, Phase
+from kimi_k3.words.python import python_module
 from kimi_k3.words.weights import Weights
 
 ANSWER_TOKENS = 160
@@ -181,7 +181,7 @@ def _child(*arguments: object, log: Any) -> Iterator[subprocess.Popen[bytes]]:
     What the operator's shell has set for a real deployment, such as its API key, is not for the toy.
     """
     child = subprocess.Popen(
-        [sys.executable, "-m", "kimi_k3", *map(str, arguments)],
+        python_module("kimi_k3", *map(str, arguments)),
         env={name: value for name, value in os.environ.items() if not name.upper().startswith(PREFIX)},
         stdin=subprocess.DEVNULL,
         stdout=log,

@@ -364,7 +364,6 @@ def test_the_environment_of_a_run(tmp_path: Path) -> None:
         "CUDA_VISIBLE_DEVICES": "-1",
         "HIP_VISIBLE_DEVICES": "-1",
         "ROCR_VISIBLE_DEVICES": "-1",
-        "PYTHONSAFEPATH": "1",
     }
     found = environment_of_entry(*given, **where, gpu=GPUS["mi300x"], workers=3)
     assert found == {**expected, "AITER_AOT_IMPORT": "1"}, "without ROCm's compiler, where that is enough"

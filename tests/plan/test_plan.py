@@ -126,7 +126,7 @@ def test_every_profile_fits_what_it_is_for(
     assert (code, plan.reasons) == (0, ())
     assert plan.gpu in GPUS
     assert plan.ranks == plan.nodes * 8
-    assert plan.argv[1:3] == ("-m", "vllm.entrypoints.openai.api_server")
+    assert plan.argv[1:4] == ("-P", "-m", "vllm.entrypoints.openai.api_server")
     assert plan.env["VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS"] == str(plan.budgets["execute_model"])
     assert plan.env["VLLM_ENGINE_READY_TIMEOUT_S"] == str(plan.budgets["engine_ready"])
 

@@ -89,6 +89,18 @@ def test_plugins_that_exclude_ours(allowed: str) -> None:
         engine.check_plugin_allowed({"VLLM_PLUGINS": allowed})
 
 
+@pytest.mark.parametrize("name", ["vllm/__init__.py", "datasets.py", "types.py"])
+def test_a_file_in_place_of_a_module(tmp_path: Path, name: str) -> None:
+    """Who starts in a clone of vLLM, or beside a script of their own, gets a traceback from within vLLM."""
+    for harmless in ("vllm/README.md", "torch.txt", "test.py", "sitecustomise.py"):
+        (tmp_path / harmless).parent.mkdir(exist_ok=True)
+        (tmp_path / harmless).touch()
+    engine.check_directory(tmp_path)
+    (tmp_path / name).touch()
+    with pytest.raises(OperatorError, match=f"^{name} of the current directory would be imported"):
+        engine.check_directory(tmp_path)
+
+
 def test_gpus_that_are_not_there(tmp_path: Path) -> None:
     """vLLM would start on the CPU, with flags that are for GPUs, and fail somewhere else."""
     with pytest.raises(OperatorError, match="--profile ep8: runs on AMD GPUs, and there is no") as caught:

@@ -188,7 +188,6 @@ def test_what_the_benchmark_is_given(tmp_path: Path) -> None:
     assert bench_environment(environ, target) == {
         "PATH": "/bin",
         "HF_HUB_OFFLINE": "1",
-        "PYTHONSAFEPATH": "1",
         "PYTHONUNBUFFERED": "1",
         "OPENAI_API_KEY": "ours",
         "SSL_CERT_FILE": str(tmp_path / "ca.pem"),

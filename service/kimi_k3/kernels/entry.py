@@ -9,7 +9,6 @@ import resource
 import selectors
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -20,6 +19,7 @@ from kimi_k3.kernels.installed import ENTRY_MODULE, Aiter
 from kimi_k3.terminal import Terminated
 from kimi_k3.words.environment import PREFIX
 from kimi_k3.words.gpus import Gpu
+from kimi_k3.words.python import python_module
 
 CACHE = "FLYDSL_RUNTIME_CACHE_DIR"
 LIGHT_IMPORT = "AITER_AOT_IMPORT"
@@ -97,8 +97,6 @@ def environment_of_entry(
         TABLE: str(table),
         WORKERS: str(workers),
         **({LIGHT_IMPORT: "1"} if aiter.imports_lightly else {}),
-        # The directory of the run is no place to import from.
-        "PYTHONSAFEPATH": "1",
     }
 
 
@@ -153,7 +151,7 @@ def run_entry(
     """
     try:
         child = subprocess.Popen(
-            [sys.executable, "-m", ENTRY_MODULE, *arguments],
+            python_module(ENTRY_MODULE, *arguments),
             env=dict(environment),
             cwd=directory,
             stdin=subprocess.DEVNULL,

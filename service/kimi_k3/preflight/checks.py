@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 from kimi_k3.checkpoint import Checkpoint
 from kimi_k3.contract.facts import Use
@@ -19,7 +20,7 @@ from kimi_k3.preflight.caches import check_caches
 from kimi_k3.preflight.checkpoint import check_code, check_consent, check_plan
 from kimi_k3.preflight.cores import check_cores
 from kimi_k3.preflight.device import check_device
-from kimi_k3.preflight.engine import check_plugin_allowed, check_plugin_visible
+from kimi_k3.preflight.engine import check_directory, check_plugin_allowed, check_plugin_visible
 from kimi_k3.preflight.finding import Finding, State, failed, of_error, overall, passed
 from kimi_k3.preflight.gpus import check_gpus
 from kimi_k3.preflight.kfd import read_gpus
@@ -33,6 +34,7 @@ from kimi_k3.preflight.vllm_source import check_vllm
 from kimi_k3.profiles.schema import Architecture
 
 DRIVER, CORES, PLUGIN, PORT, QUARK = "gpu-driver", "cpu-cores", "vllm-plugin", "port", "amd-quark"
+DIRECTORY = "current-directory"
 MEETING = "nodes-port"
 ANY_HOST = "0.0.0.0"
 KFD = "/dev/kfd"
@@ -90,6 +92,7 @@ def of_start(machine: Machine, subject: Subject, *, listen: bool = True) -> Iter
 
 
 def _of_machine(machine: Machine, subject: Subject) -> Iterator[Finding]:
+    yield _asked(DIRECTORY, "it hides no module", lambda: check_directory(Path()))
     if subject.checkpoint is not None:
         yield check_code(subject.checkpoint, allowed=TRUST in subject.flags)
     yield check_consent(subject.deployment)

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -28,6 +27,7 @@ from kimi_k3.preflight.subject import Subject
 from kimi_k3.preflight.view import print_report
 from kimi_k3.profiles.schema import Architecture, Profile
 from kimi_k3.words.environment import EngineEnvironment, default_state_dir
+from kimi_k3.words.python import python_module
 
 NEXT_START = "next"
 
@@ -120,7 +120,7 @@ def _subject(
         deployment,
         # Enough cores for the launch to be made; whether there are is a check.
         cores=[*machine.cores, *range(max(0, ranks - len(machine.cores)))],
-        engine_command=(sys.executable, "-m", ENGINE_MODULE),
+        engine_command=python_module(ENGINE_MODULE),
     )
     wait = wait_seconds(request.wait_vram, deployment.profile, default=0.0)
     return subject_of(deployment, launch, checkpoint, machine=machine, wait_vram=wait)

@@ -3,14 +3,22 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from importlib import metadata
+from pathlib import Path
 
 from kimi_k3.errors import OperatorError
 
 PLUGIN_GROUP = "vllm.general_plugins"
 PLUGIN_NAME = "kimi_k3"
 VLLM_PLUGINS = "VLLM_PLUGINS"
+
+IMPORTED = sys.stdlib_module_names - {"test", "this"} | {
+    *("aiter", "datasets", "flydsl", "kimi_k3", "numpy", "pydantic", "safetensors"),
+    *("torch", "transformers", "triton", "vllm"),
+}
+"""Modules that vLLM's processes import, and of which a file of the operator's may bear the name."""
 
 
 def check_plugin_visible() -> None:
@@ -38,3 +46,22 @@ def check_plugin_allowed(environment: Mapping[str, str]) -> None:
             f"environment variable {VLLM_PLUGINS}={allowed!r} keeps vLLM from loading plugin {PLUGIN_NAME}",
             remedy=f"add {PLUGIN_NAME} to it or unset it",
         )
+
+
+def check_directory(directory: Path) -> None:
+    """No file of the current directory is taken for a module of vLLM's.
+
+    vLLM looks at the model's class in a process that it starts with ``python -m``
+    (``model_executor/models/registry.py``), and that imports from the current directory first.
+
+    Raises:
+        OperatorError: there is one.
+    """
+    for name in sorted(IMPORTED):
+        for found in (directory / f"{name}.py", directory / name / "__init__.py"):
+            if found.is_file():
+                raise OperatorError(
+                    f"{found.relative_to(directory)} of the current directory would be imported by vLLM in "
+                    f"place of the module {name}",
+                    remedy="start in another directory, or rename it",
+                )

@@ -61,10 +61,11 @@ from kimi_k3.supervisor.run import supervise
 from kimi_k3.supervisor.start import Start
 from kimi_k3.words.addresses import SIDECAR_PORT
 from kimi_k3.words.environment import EngineEnvironment, default_state_dir
+from kimi_k3.words.python import python_module
 from kimi_k3.words.sidecar import TOKEN, TOKEN_FILE, read_token, sidecar_url
 
-ENGINE_COMMAND = (sys.executable, "-m", ENGINE_MODULE)
-HEADLESS_COMMAND = (sys.executable, "-m", HEADLESS_MODULE)
+ENGINE_COMMAND = python_module(ENGINE_MODULE)
+HEADLESS_COMMAND = python_module(HEADLESS_MODULE)
 ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 """Where a server that listens everywhere is reached from this machine."""
 

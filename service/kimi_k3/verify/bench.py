@@ -11,7 +11,6 @@ import contextlib
 import os
 import re
 import subprocess
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
@@ -30,6 +29,7 @@ from kimi_k3.verify.keeping import Broken, kept
 from kimi_k3.verify.published import published
 from kimi_k3.verify.results import Curve, Figure, Kind, Row, Setting, State
 from kimi_k3.verify.target import Target
+from kimi_k3.words.python import python_module
 from kimi_k3.words.tls import is_loopback
 
 MODULE: Final = "kimi_k3.engine.bench"
@@ -314,7 +314,7 @@ def bench_command(
     if target.engine.startswith("https:") and is_loopback(target.engine):
         # As everywhere here: on this machine itself nobody else answers (kimi_k3.words.tls).
         flags.append("--insecure")
-    return [sys.executable, "-m", MODULE, *flags]
+    return [*python_module(MODULE), *flags]
 
 
 def bench_environment(environ: Mapping[str, str], target: Target) -> dict[str, str]:
@@ -329,7 +329,6 @@ def bench_environment(environ: Mapping[str, str], target: Target) -> dict[str, s
         if name != "OPENAI_API_KEY" and not name.lower().endswith("_proxy")
     }
     kept["HF_HUB_OFFLINE"] = "1"
-    kept["PYTHONSAFEPATH"] = "1"  # The current directory's files are none of vLLM's modules.
     kept["PYTHONUNBUFFERED"] = "1"  # Else the log ends in what was printed long before the error.
     if target.api_key is not None:
         kept["OPENAI_API_KEY"] = target.api_key

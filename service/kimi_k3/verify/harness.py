@@ -16,7 +16,6 @@ import re
 import signal
 import sqlite3
 import ssl
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -30,6 +29,7 @@ from kimi_k3.verify.asking import ANSWER_SECONDS, shown
 from kimi_k3.verify.keeping import Broken
 from kimi_k3.verify.statistics import mean_and_error
 from kimi_k3.verify.target import Target
+from kimi_k3.words.python import python_module
 from kimi_k3.words.tls import is_loopback
 
 FILTERS = ("strict-match", "flexible-extract")
@@ -205,8 +205,6 @@ def environment(target: Target, scratch: Path, around: Mapping[str, str]) -> dic
         "TRANSFORMERS_OFFLINE": "1",
         "HF_HUB_DISABLE_TELEMETRY": "1",
         "PYTHONUNBUFFERED": "1",
-        # The current directory's files are none of lm_eval's modules.
-        "PYTHONSAFEPATH": "1",
     }
 
 
@@ -335,7 +333,7 @@ def _running(settings: Path, log: Path, target: Target, scratch: Path) -> Iterat
     variables = environment(target, scratch, os.environ)
     with log.open("w", encoding="utf-8") as output:
         child = Child(
-            [sys.executable, "-m", "lm_eval", "run", "--config", str(settings)],
+            python_module("lm_eval", "run", "--config", str(settings)),
             variables,
             secrets=Secrets([target.api_key]),
             sink=lambda line: print(line, file=output, flush=True),

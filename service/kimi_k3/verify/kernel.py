@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -25,6 +24,7 @@ from kimi_k3.verify.results import Curve, Figure, Kind, Row, State, Subject
 from kimi_k3.verify.target import Target
 from kimi_k3.words.backends import Request
 from kimi_k3.words.proving import MARK, PRODUCTION, REDUCED, Measured, Proven
+from kimi_k3.words.python import python_module
 
 MODULE = "kimi_k3.engine.proving"
 WITHOUT_NEGATIVE = (
@@ -86,7 +86,7 @@ def _ask(request: Request, variables: dict[str, str]) -> Iterator[Proven | Measu
     """
     last = "silence"
     with subprocess.Popen(
-        [sys.executable, "-m", MODULE, request.model_dump_json()],
+        python_module(MODULE, request.model_dump_json()),
         env=environment_apart(variables),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
