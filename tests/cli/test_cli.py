@@ -167,10 +167,23 @@ def test_make_then_show(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert json.loads(capsys.readouterr().out)["servable"] is False
 
 
-def test_version(capsys: pytest.CaptureFixture[str]) -> None:
-    """Only the number, for scripts."""
-    assert run(["version"]) == 0
+@pytest.mark.parametrize("arguments", [["version"], ["--version"]])
+def test_version(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """Only the number, for scripts; many try the option first."""
+    assert run(arguments) == 0
     assert capsys.readouterr().out == f"{__version__}\n"
+
+
+@pytest.mark.parametrize("group", [[], ["checkpoint"], ["kernels"], ["metrics"], ["verify"]])
+def test_a_list_of_commands_cuts_no_sentence_off(
+    group: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half a sentence and three dots do not tell which command one wants."""
+    monkeypatch.setenv("COLUMNS", "80")
+    assert run([*group, "--help"]) == 0
+    told = capsys.readouterr().out
+    assert "..." not in told.replace("[ARGS]...", "")
+    assert max(map(len, told.splitlines())) <= 80
 
 
 def test_help_is_quick_and_loads_nothing_heavy() -> None:

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
 from kimi_k3 import __version__
 from kimi_k3.cli import checkpoint, kernels, metrics
 from kimi_k3.cli.conversion import convert_file, convert_report
+from kimi_k3.cli.groups import group
 from kimi_k3.cli.planning import backends, plan, preflight
 from kimi_k3.cli.serving import demo, doctor, healthcheck, serve, sidecar
 from kimi_k3.cli.verifying import app as verify
@@ -33,14 +34,7 @@ from kimi_k3.terminal import (
 UsageError: Any = typer.BadParameter.__mro__[1]
 """The parser's usage error, wherever the installed typer keeps it."""
 
-# Without markup typer does not load rich, and a usage error is text that can be put on one line.
-app = typer.Typer(
-    name="kimi-k3",
-    help="Serve Kimi-K3 with vLLM and see what happens.",
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-)
+app = group("Serve Kimi-K3 with vLLM and see what happens.")
 app.command()(serve)
 app.command()(sidecar)
 app.command()(healthcheck)
@@ -62,6 +56,22 @@ app.add_typer(verify, name="verify")
 def version() -> None:
     """Print the version."""
     print(__version__)
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        version()
+        raise typer.Exit
+
+
+Version = Annotated[
+    bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+]
+
+
+@app.callback()
+def kimi_k3(version: Version = False) -> None:
+    """Serve Kimi-K3 with vLLM and see what happens."""
 
 
 def run(arguments: list[str]) -> int:

@@ -7,11 +7,12 @@ from typing import Annotated
 
 import typer
 
+from kimi_k3.cli.groups import group
 from kimi_k3.cli.options import AsJson, Checkpoint
 from kimi_k3.errors import ExitCode
 from kimi_k3.words.given import given_path
 
-app = typer.Typer(help="Look at a checkpoint, or make a tiny one.", rich_markup_mode=None)
+app = group("Look at a checkpoint, or make a tiny one.")
 
 
 @app.command()

@@ -7,12 +7,11 @@ from typing import Annotated, Any
 
 import typer
 
+from kimi_k3.cli.groups import group
 from kimi_k3.cli.options import Arch, CacheDir, Int4Profile, ModelSizes, ReportAsJson
 from kimi_k3.words.given import given_path
 
-app = typer.Typer(
-    help="Compile a profile's kernels ahead of time, or tell which are missing.", rich_markup_mode=None
-)
+app = group("Compile a profile's kernels ahead of time, or tell which are missing.")
 
 
 @app.command()

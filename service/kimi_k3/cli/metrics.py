@@ -3,11 +3,10 @@
 
 from __future__ import annotations
 
-import typer
-
+from kimi_k3.cli.groups import group
 from kimi_k3.cli.options import AsJson
 
-app = typer.Typer(help="What the sidecar tells Prometheus.", rich_markup_mode=None)
+app = group("What the sidecar tells Prometheus.")
 
 _UNWRAPPED = 1000
 """Columns where no terminal wraps the lines, so that they can be searched."""

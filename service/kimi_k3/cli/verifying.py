@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from kimi_k3.cli.groups import group
 from kimi_k3.cli.options import CaFile, WeightsIfAny
 from kimi_k3.errors import ExitCode, OperatorError
 from kimi_k3.verify.target import Target
@@ -21,7 +22,7 @@ from kimi_k3.words.given import given_path
 if TYPE_CHECKING:
     from kimi_k3.verify.results import State
 
-app = typer.Typer(help="Ask a live deployment whether it serves what it should.", rich_markup_mode=None)
+app = group("Ask a live deployment whether it serves what it should.")
 
 DEFAULT_ENGINE = f"http://{HOST}:{ENGINE_PORT}"
 DEFAULT_SIDECAR = f"http://{HOST}:{SIDECAR_PORT}"
