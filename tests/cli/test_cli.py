@@ -186,6 +186,19 @@ def test_a_list_of_commands_cuts_no_sentence_off(
     assert max(map(len, told.splitlines())) <= 80
 
 
+def test_an_interrupt_is_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """A run of minutes that ends without a word looks like one that crashed."""
+
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("kimi_k3.verify.report.write_report", interrupted)
+    assert run(["verify", "report", "--out", str(tmp_path)]) == 130
+    assert capsys.readouterr().err == "kimi-k3: interrupted\n"
+
+
 def test_help_is_quick_and_loads_nothing_heavy() -> None:
     """Half a second is what one waits without noticing; the modules are what keeps it so."""
     heavy = "{'torch', 'vllm', 'pydantic', 'httpx', 'fastapi', 'rich', 'numpy', 'yaml'}"

@@ -83,7 +83,7 @@ def run(arguments: list[str]) -> int:
         return fail(str(error), error.exit_code)
     except UsageError as error:
         return fail(_usage(error), ExitCode.USAGE)
-    except (KeyboardInterrupt, typer.Abort):
+    except typer.Abort:
         print("kimi-k3: interrupted", file=sys.stderr)
         return ExitCode.INTERRUPTED
     except (ReaderGone, BrokenPipeError):

@@ -9,8 +9,11 @@ import typer
 from typer.core import TyperGroup
 
 
-class Unabridged(TyperGroup):
-    """Says of each command its whole first sentence, wrapped: the parser's own way is to cut it off."""
+class Commands(TyperGroup):
+    """Says of each command its whole first sentence, and of an interrupt that it was one.
+
+    The parser's own ways are to cut the sentence off, and to make an exit code of the interrupt.
+    """
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """The command of this name, if there is one."""
@@ -19,11 +22,18 @@ class Unabridged(TyperGroup):
             command.short_help = command.help.split("\n\n")[0].replace("\n", " ")
         return command
 
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command that was chosen."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            raise typer.Abort from None
+
 
 def group(about: str) -> typer.Typer:
     """An empty one. Without markup typer does not load rich, and a usage error is text for one line."""
     return typer.Typer(
-        cls=Unabridged,
+        cls=Commands,
         help=about,
         add_completion=False,
         pretty_exceptions_enable=False,
