@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import gc
 import logging
@@ -15,6 +16,7 @@ from starlette.applications import Starlette
 from kimi_k3.errors import ExitCode, OperatorError
 from kimi_k3.sidecar.app import create_app
 from kimi_k3.sidecar.connection import MAX_HEAD_BYTES, Connection
+from kimi_k3.sidecar.renewal import taking_up_renewals
 from kimi_k3.sidecar.settings import Settings
 from kimi_k3.words.sidecar import TOKEN_FILE
 from kimi_k3.words.tls import Certificate
@@ -55,7 +57,9 @@ def run(settings: Settings) -> None:
             stopping=lambda: server.should_exit,
             crowded=lambda: len(server.server_state.connections) > MAX_CONNECTIONS,
         )
-        server = uvicorn.Server(configuration(app, tls=tls))
+        config = configuration(app, tls=tls)
+        config.load()
+        server = uvicorn.Server(config)
         # uvicorn says nothing about a socket that it is given.
         host, port = listener.getsockname()[:2]
         address = f"[{host}]" if ":" in host else host
@@ -63,7 +67,10 @@ def run(settings: Settings) -> None:
         _log.info("Sidecar of %s at %s://%s:%d", settings.state_dir, scheme, address, port)
         if settings.token is None and host not in LOOPBACK:
             _log.warning("Whoever reaches this address may ask everything: no token is set (%s)", TOKEN_FILE)
-        server.run(sockets=[listener])
+        with contextlib.ExitStack() as beside:
+            if tls is not None and config.ssl is not None:
+                beside.enter_context(taking_up_renewals(config.ssl, tls))
+            server.run(sockets=[listener])
 
 
 def configuration(
